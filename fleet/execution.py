@@ -1,0 +1,179 @@
+"""The one module that touches ansible-runner: a request in, typed events out, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ansible_runner
+
+from fleet.errors import ExitCode, FleetError
+from fleet.events import Event, HostResult, HostTally, Outcome, TaskStarted
+from fleet.paths import PROJECT, state_dir
+from fleet.requests import Request
+
+_OUTCOMES = {
+    "runner_on_ok": Outcome.OK,
+    "runner_on_failed": Outcome.FAILED,
+    "runner_on_unreachable": Outcome.UNREACHABLE,
+    "runner_on_skipped": Outcome.SKIPPED,
+    "runner_retry": Outcome.RETRY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a run ended: exit code, counts per host, and what Ansible said where no host failed."""
+
+    code: ExitCode
+    hosts: dict[str, HostTally]
+    said: str = ""
+
+
+def execute(request: Request, on_event: Callable[[Event], None]) -> Finished:
+    """Runs the request's playbook and hands each event on as it comes.
+
+    The private directory (inputs, artifacts, the whole parent environment as ansible-runner keeps it) is mode 0700
+    and is removed on every way out; one that a killed runner left is removed by the next run.
+    """
+    runs = state_dir() / "runs"
+    runs.mkdir(exist_ok=True, mode=0o700)
+    _sweep(runs)
+    private = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=runs))
+    try:
+        return _Run(request, on_event, private).run()
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+class _Run:
+    def __init__(self, request: Request, on_event: Callable[[Event], None], private: Path) -> None:
+        self._request = request
+        self._on_event = on_event
+        self._private = private
+        self._hosts: dict[str, HostTally] = {}
+        self._began = self._last = time.monotonic()
+        self._stopped_by: str | None = None
+        self._cancel = threading.Event()
+        self._said: list[str] = []
+
+    def run(self) -> Finished:
+        request = self._request
+        environment = {"ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        # Ansible's programs beside this interpreter, before any other on the PATH.
+        environment["PATH"] = f"{PROJECT / '.venv' / 'bin'}:{os.environ.get('PATH', '')}"
+        try:
+            done = ansible_runner.run(
+                private_data_dir=str(self._private),
+                project_dir=str(PROJECT),
+                playbook=request.playbook,
+                inventory=[str(path) for path in request.inventories],
+                extravars=dict(request.extra_vars),
+                limit=request.limit,
+                tags=request.tags,
+                forks=request.forks,
+                cmdline=" ".join(request.flags) or None,
+                verbosity=request.verbosity or None,
+                envvars=environment,
+                event_handler=self._handle,
+                cancel_callback=self._should_stop,
+                quiet=True,
+            )
+        except KeyboardInterrupt:
+            self._cancel.set()
+            raise
+        return self._finish(done.rc)
+
+    def _should_stop(self) -> bool:
+        now = time.monotonic()
+        if now - self._began > self._request.limit_s:
+            self._stopped_by = f"the run took longer than its limit of {self._request.limit_s} s"
+        elif now - self._last > self._request.stall_s:
+            self._stopped_by = f"no event came for {self._request.stall_s} s"
+        return self._stopped_by is not None or self._cancel.is_set()
+
+    def _handle(self, raw: dict[str, Any]) -> bool:
+        self._last = time.monotonic()
+        event = _typed(raw)
+        if event is None:
+            if raw.get("event") in ("verbose", "error", "warning") and raw.get("stdout"):
+                self._said.append(raw["stdout"])
+            return False
+        if isinstance(event, HostResult):
+            self._hosts.setdefault(event.host, HostTally()).add(event)
+        self._on_event(event)
+        # Nothing of an event stays on disk: False tells ansible-runner not to keep it.
+        return False
+
+    def _finish(self, rc: int | None) -> Finished:
+        hosts = self._hosts
+        said = "\n".join(self._said)[-3000:]
+        if self._stopped_by is not None:
+            raise FleetError(
+                f"stopped: {self._stopped_by}",
+                where=", ".join(hosts) or "no host yet",
+                mend=f"{self._request.again()} (what was done stays done)",
+                code=ExitCode.STALLED,
+            )
+        if any(tally.unreachable for tally in hosts.values()):
+            return Finished(ExitCode.UNREACHABLE, hosts, said)
+        failed = [tally for tally in hosts.values() if tally.failed]
+        if failed:
+            refused = any(tally.refused for tally in failed)
+            bad = any(tally.bad_input for tally in failed)
+            code = ExitCode.REFUSED if refused else ExitCode.BAD_INPUT if bad else ExitCode.HOST_FAILED
+            return Finished(code, hosts, said)
+        if rc != 0 or not hosts:
+            return Finished(ExitCode.BAD_INPUT, hosts, said)
+        return Finished(ExitCode.OK, hosts, said)
+
+
+def _typed(raw: dict[str, Any]) -> Event | None:
+    data = raw.get("event_data") or {}
+    kind = raw.get("event", "")
+    if kind == "playbook_on_task_start":
+        return TaskStarted(data.get("role", ""), _bare(data.get("task", ""), data.get("role", "")))
+    if kind not in _OUTCOMES:
+        return None
+    result = data.get("res") or {}
+    outcome = _OUTCOMES[kind]
+    if outcome is Outcome.OK and result.get("changed"):
+        outcome = Outcome.CHANGED
+    if outcome is Outcome.FAILED and data.get("ignore_errors"):
+        outcome = Outcome.OK
+    return HostResult(
+        host=data.get("host", ""),
+        role=data.get("role", ""),
+        task=_bare(data.get("task", ""), data.get("role", "")),
+        outcome=outcome,
+        seconds=float(data.get("duration") or 0.0),
+        message=_message(result),
+        result=result,
+    )
+
+
+def _bare(task: str, role: str) -> str:
+    return task.removeprefix(f"{role} : ")
+
+
+def _message(result: dict[str, Any]) -> str:
+    text = result.get("msg") or result.get("message") or ""
+    if result.get("argument_errors"):
+        text = "; ".join(result["argument_errors"])
+    return text if isinstance(text, str) else json.dumps(text)
+
+
+def _sweep(runs: Path) -> None:
+    """Removes what runners that no longer live have left."""
+    for left in runs.iterdir():
+        pid = left.name.split("-")[0]
+        if not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""What a user asks for: which playbook on which hosts, checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.errors import FleetError
+from fleet.paths import PROJECT
+
+# In the order of playbooks/site.yml.
+ROLES = (
+    "preflight",
+    "swapfile",
+    "cuda_toolkit_sbsa",
+    "rust",
+    "vllm_source_build",
+    "triton_patch",
+    "secrets_fetch",
+    "vllm_service",
+)
+_SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|api_?key|access_?key|credential)s?$")
+_SECRET_VALUE = re.compile(r"hf_[A-Za-z0-9]{16,}|A[KS]IA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One run of one playbook. Times in seconds."""
+
+    playbook: str
+    inventories: tuple[Path, ...]
+    extra_vars: dict[str, Any] = field(default_factory=dict)
+    limit: str | None = None
+    tags: str | None = None
+    forks: int = 20
+    flags: tuple[str, ...] = ()
+    verbosity: int = 0
+    limit_s: int = 4 * 3600
+    stall_s: int = 900
+    command: str = "converge"
+
+    def again(self) -> str:
+        """The command line that goes on with this request."""
+        words = ["./runner.py", self.command]
+        for path in self.inventories:
+            if path != sandbox_inventory():
+                words += ["-i", str(path)]
+        words += ["--limit", self.limit] if self.limit else []
+        words += ["--tags", self.tags] if self.tags else []
+        for name, value in self.extra_vars.items():
+            words += ["-e", f"{name}={value}"]
+        return shlex.join(words)
+
+
+def sandbox_inventory() -> Path:
+    """The inventory of the local sandbox."""
+    return PROJECT / "inventory" / "sandbox.py"
+
+
+def parse_extra_vars(given: Sequence[str], known: frozenset[str]) -> dict[str, Any]:
+    """Reads `-e name=value` words; refuses unknown names and what looks like a secret.
+
+    Args:
+        given: the words as typed; values are read as YAML, so `3` is a number and `[a]` a list.
+        known: every public variable of the roles and of the inventories.
+    """
+    found: dict[str, Any] = {}
+    for word in given:
+        name, sign, text = word.partition("=")
+        if not sign or not name.isidentifier():
+            raise FleetError(
+                f"{word!r} is no variable, and name=value is wanted",
+                where="-e",
+                mend="./runner.py converge -e swapfile_size_mib=1024",
+            )
+        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(text):
+            raise FleetError(
+                f"{name} looks like a secret, and secrets never pass through this machine",
+                where=f"-e {name}",
+                mend="put it in Secrets Manager and name it: -e secrets_fetch_secret_id=NAME",
+            )
+        if name not in known:
+            raise FleetError(
+                f"no role has a variable {name!r}{_nearest(name, known)}",
+                where=f"-e {name}",
+                mend="see the tables in roles/*/README.md",
+            )
+        found[name] = yaml.safe_load(text)
+    return found
+
+
+def known_variables() -> frozenset[str]:
+    """Public variables: every role's specification, and what the sandbox's inventory takes."""
+    names: set[str] = set()
+    for spec in PROJECT.glob("roles/*/meta/argument_specs.yml"):
+        for entry in yaml.safe_load(spec.read_text())["argument_specs"].values():
+            names.update(entry.get("options") or {})
+    return frozenset(names | {"sandbox_model"})
+
+
+def _nearest(name: str, known: frozenset[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f" (nearest: {close[0]})" if close else ""

@@ -1,0 +1,38 @@
+"""One JSON-lines log per run: what happened, in order, without any task's full result."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+
+from fleet.events import Event, HostResult
+from fleet.paths import state_dir
+
+
+class RunLog:
+    """Writes one line per event; message texts are kept, results are not."""
+
+    def __init__(self, command: str) -> None:
+        folder = state_dir() / "logs"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        self.path: Path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}.jsonl"
+        self._file = self.path.open("w")
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __call__(self, event: Event) -> None:
+        """Appends one event."""
+        line: dict[str, str | float] = {"at": round(time.time(), 3), "role": event.role, "task": event.task}
+        if isinstance(event, HostResult):
+            line |= {"host": event.host, "outcome": event.outcome, "seconds": event.seconds}
+            line |= {"message": event.message} if event.message else {}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()

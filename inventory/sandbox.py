@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Ansible inventory of the local sandbox: the hosts that `./runner.py sandbox up` recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Prints the inventory as JSON; no sandbox is an error, not an empty fleet."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    record = Path(base) / "vllm-fleet" / "sandbox" / "world.json"
+    try:
+        world = json.loads(record.read_text())
+    except FileNotFoundError:
+        sys.stderr.write(
+            f"inventory: no sandbox is up, and one host at least is wanted\n  where: {record}\n"
+            "  mend:  ./runner.py sandbox up\n"
+        )
+        return 2
+    names = [host["name"] for host in world["hosts"]]
+    variables = {
+        host["name"]: {"ansible_host": host["name"], "sandbox_address": host["address"]}
+        for host in world["hosts"]
+    }
+    groups = {name: {"hosts": names} for name in ("vllm", "sandbox", "capability_7_5", _architecture())}
+    groups["sandbox"]["vars"] = {
+        "ansible_connection": "containers.podman.podman",
+        "ansible_podman_executable": world["podman"],
+        "sandbox_files_url": world["files_url"],
+        "sandbox_aws_url": world["aws_url"],
+        "sandbox_keyring_sha256": world["keyring_sha256"],
+        "sandbox_rustup_sha256": world["rustup_sha256"],
+        "sandbox_rust_target": world["rust_target"],
+    }
+    json.dump({"_meta": {"hostvars": variables}, **groups}, sys.stdout, indent=1)
+    return 0
+
+
+def _architecture() -> str:
+    return f"architecture_{os.uname().machine}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,274 @@
+"""The sandbox: a local AWS and other stand-ins in one network, and hosts that the roles converge for real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fleet.errors import ExitCode, FleetError
+from fleet.paths import PROJECT, cache_dir, state_dir
+from fleet.steps import Steps
+from sandbox import containers, image, trained_model
+from sandbox.containers import NETWORK, STAND_INS_ADDRESS, SUBNET, Podman
+from sandbox.pip_config import read_pip_config
+from sandbox.standins import gpu, nvidia_repository, rust_distribution
+
+_FILES_URL = f"http://{STAND_INS_ADDRESS}:8080"
+_AWS_URL = f"http://{STAND_INS_ADDRESS}:5000"
+_PAUSE = "vllm-fleet-standins"
+REQUIRED_PACKAGES = ("podman", "runc", "mmdebstrap", "netavark", "aardvark-dns", "iptables", "iproute2", "gcc")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One sandbox host: container name and address on the sandbox's network."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is up, as kept in the state directory for the inventory."""
+
+    podman: str
+    hosts: tuple[Host, ...]
+    aws_url: str
+    files_url: str
+    keyring_sha256: str
+    rustup_sha256: str
+    rust_target: str
+    ip_forward_before: str
+
+
+def record_path() -> Path:
+    """The file that says what is up; `inventory/sandbox.py` reads it."""
+    return state_dir() / "sandbox" / "world.json"
+
+
+def read() -> World | None:
+    """The recorded world, or None where none is up."""
+    try:
+        data = json.loads(record_path().read_text())
+    except FileNotFoundError:
+        return None
+    data["hosts"] = tuple(Host(**host) for host in data["hosts"])
+    return World(**data)
+
+
+def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
+    """Starts what is not running yet and returns the world; what is up stays untouched."""
+    podman = containers.prepare()
+    host_image = image.build_image(podman, read_pip_config(), steps, base_image)
+    files = cache_dir() / "files"
+    files.mkdir(exist_ok=True)
+    with steps.step("stand-in: GPU (T4G)"):
+        card = gpu.build(cache_dir() / "gpu")
+    with steps.step("stand-in: NVIDIA repository with the real nvcc"):
+        repository = nvidia_repository.build(files, cache_dir())
+    with steps.step("stand-in: Rust distribution"):
+        rust = rust_distribution.build(files, cache_dir(), _FILES_URL)
+    with steps.step("model: a tiny Gemma 4, trained"):
+        models = trained_model.ensure(podman, host_image)
+    before = read()
+    forward = before.ip_forward_before if before else _ip_forward().read_text().strip()
+    if not podman.succeeds("network", "exists", NETWORK):
+        podman("network", "create", NETWORK, "--subnet", SUBNET)
+    _start_stand_ins(podman, host_image.name, files)
+    started = tuple(
+        _start_host(podman, host_image, card, models, number) for number in range(1, hosts + 1)
+    )
+    world = World(
+        podman=str(containers.podman_path()),
+        hosts=started,
+        aws_url=_AWS_URL,
+        files_url=_FILES_URL,
+        keyring_sha256=repository.keyring_sha256,
+        rustup_sha256=rust.rustup_init_sha256,
+        rust_target=rust.target,
+        ip_forward_before=forward,
+    )
+    part = record_path().with_suffix(".part")
+    part.write_text(json.dumps(asdict(world), indent=1))
+    part.replace(record_path())
+    return world
+
+
+def down(steps: Steps) -> None:
+    """Stops everything and puts the machine back: swap, containers, network, forwarding, mounts."""
+    world = read()
+    if containers.podman_path().exists():
+        podman = containers.prepare()
+        for name in podman("ps", "-a", "--format", "{{.Names}}", "--filter", "name=^vllm-fleet-").split():
+            _swap_off()
+            podman("rm", "-f", "-t", "5", name)
+            steps.note(f"removed {name}")
+        _stop_stand_ins()
+        if podman.succeeds("network", "exists", NETWORK):
+            podman("network", "rm", "-f", NETWORK)
+        _clear_netavark()
+        containers.release()
+    if world is not None:
+        _ip_forward().write_text(world.ip_forward_before)
+        record_path().unlink()
+
+
+def _start_host(
+    podman: Podman, host_image: image.HostImage, card: gpu.Card, models: Path, number: int
+) -> Host:
+    name = f"vllm-fleet-host{number}"
+    address = f"10.213.8.{10 + number}"
+    if podman.succeeds("container", "exists", name):
+        podman("start", name)
+    else:
+        swap = state_dir() / "sandbox" / "swap" / name
+        swap.mkdir(parents=True, exist_ok=True)
+        library = f"/usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.1"
+        mounts = (
+            *host_image.mounts,
+            f"{models}:/srv/models:ro",
+            f"{swap}:/srv/swap",
+            f"{card.library}:{library}:ro",
+            f"{card.nvidia_smi}:/usr/bin/nvidia-smi:ro",
+        )
+        podman(
+            "run", "-d", "--name", name, "--hostname", name, "--network", NETWORK, "--ip", address,
+            "--mac-address", f"02:13:08:00:00:{10 + number:02x}", "--systemd", "always",
+            "--cap-add", "SYS_ADMIN,NET_ADMIN", "--pids-limit", "0", "--ulimit", "host", "--shm-size", "2g",
+            "-e", f"STAND_INS_ADDRESS={STAND_INS_ADDRESS}",
+            *[arg for mount in mounts for arg in ("-v", mount)],
+            "--entrypoint", "/usr/local/sbin/init", host_image.name,
+        )  # fmt: skip
+    _wait_running(podman, name)
+    return Host(name, address)
+
+
+def _wait_running(podman: Podman, name: str) -> None:
+    for _ in range(60):
+        with contextlib.suppress(FleetError):
+            if podman("exec", name, "systemctl", "is-system-running", check=False) in ("running", "degraded"):
+                return
+        time.sleep(0.5)
+    raise FleetError(
+        "systemd did not come up within 30 s",
+        where=name,
+        mend=f"{containers.podman_path()} logs {name}",
+        code=ExitCode.HOST_FAILED,
+        who="sandbox",
+    )
+
+
+def _start_stand_ins(podman: Podman, image_name: str, files: Path) -> None:
+    """Starts the stand-ins' server in the network namespace of a container that does nothing else."""
+    if _stand_ins_pid() is not None and podman.succeeds("container", "exists", _PAUSE):
+        return
+    _stop_stand_ins()
+    podman("rm", "-f", "--ignore", "-t", "1", _PAUSE)
+    podman(
+        "run", "-d", "--name", _PAUSE, "--network", NETWORK, "--ip", STAND_INS_ADDRESS, "--ulimit", "host",
+        "--cap-add", "NET_ADMIN", "--entrypoint", "sleep", image_name, "infinity",
+    )  # fmt: skip
+    podman("exec", _PAUSE, "ip", "address", "add", "169.254.169.254/32", "dev", "lo")
+    container_pid = podman("inspect", "--format", "{{.State.Pid}}", _PAUSE)
+    ready = _home() / "standins.ready"
+    ready.unlink(missing_ok=True)
+    with (_home() / "standins.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                "nsenter", "-t", container_pid, "-n", sys.executable, "-m", "sandbox.standins.server",
+                "--bind", STAND_INS_ADDRESS, "--aws-port", "5000", "--files-port", "8080",
+                "--files-root", str(files), "--metadata-address", "169.254.169.254", "--metadata-port", "80",
+                "--ready-file", str(ready),
+            ],
+            cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    (_home() / "standins.pid").write_text(str(process.pid))
+    for _ in range(120):
+        if ready.exists():
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.25)
+    raise FleetError(
+        "the stand-ins' server did not become ready",
+        where=str(_home() / "standins.log"),
+        mend="./runner.py sandbox down && ./runner.py sandbox up",
+        code=ExitCode.HOST_FAILED,
+        who="sandbox",
+    )
+
+
+def _stand_ins_pid() -> int | None:
+    """The recorded process, if it still is the stand-ins' server."""
+    try:
+        pid = int((_home() / "standins.pid").read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return pid if b"sandbox.standins.server" in command else None
+
+
+def _stop_stand_ins() -> None:
+    pid = _stand_ins_pid()
+    if pid is None:
+        return
+    os.kill(pid, signal.SIGTERM)
+    for _ in range(40):
+        if _stand_ins_pid() is None:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _swap_off() -> None:
+    """Swap is the whole machine's: a host's swapfile is switched off before its container goes."""
+    for file in (state_dir() / "sandbox" / "swap").glob("*/*"):
+        subprocess.run(["swapoff", str(file)], capture_output=True, check=False)
+        file.unlink(missing_ok=True)
+
+
+def _clear_netavark() -> None:
+    """Removes the chains that netavark leaves behind once no network of its kind is left."""
+    iptables = shutil.which("iptables")
+    if iptables is None or "netavark" in _links():
+        return
+    for table in ("filter", "nat"):
+        rules = subprocess.run(
+            ["iptables-save", "-t", table], capture_output=True, text=True, check=False
+        ).stdout.splitlines()
+        ours = [rule for rule in rules if "NETAVARK" in rule]
+        for rule in (r for r in ours if r.startswith("-A ") and not r.startswith("-A NETAVARK")):
+            words = [word.strip('"') for word in rule.replace('"netavark firewall plugin rules"', "netavark").split()]
+            if "netavark" in words:
+                words[words.index("netavark")] = "netavark firewall plugin rules"
+            subprocess.run([iptables, "-t", table, "-D", *words[1:]], capture_output=True, check=False)
+        for verb in ("-F", "-X"):
+            for chain in [rule.split()[0][1:] for rule in ours if rule.startswith(":NETAVARK")]:
+                subprocess.run([iptables, "-t", table, verb, chain], capture_output=True, check=False)
+
+
+def _links() -> str:
+    """Bridges of other podman networks, whose rules are not ours to take away."""
+    return subprocess.run(
+        ["ip", "-o", "link", "show", "type", "bridge"], capture_output=True, text=True, check=False
+    ).stdout.replace("podman", "netavark")
+
+
+def _ip_forward() -> Path:
+    return Path("/proc/sys/net/ipv4/ip_forward")
+
+
+def _home() -> Path:
+    path = state_dir() / "sandbox"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
