@@ -88,7 +88,7 @@ def prepare() -> Podman:
     storage = home / "storage.conf"
     wrapper = podman_path()
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    conf.write_text(f'[network]\nnetwork_backend = "netavark"\n{runtime}')
+    conf.write_text(f'[containers]\npids_limit = 0\ndefault_ulimits = []\n[network]\nnetwork_backend = "netavark"\n{runtime}')
     storage.write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{_RUN}/containers"\ngraphroot = "{cache_dir()}/containers"\n'
     )

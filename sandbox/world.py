@@ -142,7 +142,7 @@ def _start_host(
         podman(
             "run", "-d", "--name", name, "--hostname", name, "--network", NETWORK, "--ip", address,
             "--mac-address", f"02:13:08:00:00:{10 + number:02x}", "--systemd", "always",
-            "--cap-add", "SYS_ADMIN,NET_ADMIN", "--pids-limit", "0", "--ulimit", "host", "--shm-size", "2g",
+            "--cap-add", "SYS_ADMIN,NET_ADMIN", "--ulimit", "host", "--shm-size", "2g",
             "-e", f"STAND_INS_ADDRESS={STAND_INS_ADDRESS}",
             *[arg for mount in mounts for arg in ("-v", mount)],
             "--entrypoint", "/usr/local/sbin/init", host_image.name,

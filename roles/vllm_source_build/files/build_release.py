@@ -57,6 +57,7 @@ class Build:
         self.tools = Path(self.spec["tools"])
         self.python = self.release / "bin" / "python"
         self.log = (self.home / "build.log").open("a")
+        (self.home / "tmp").mkdir(exist_ok=True)
         self.began = time.time()
         self.warnings: list[str] = []
         self.stage_seconds: dict[str, float] = {}
@@ -99,7 +100,7 @@ class Build:
         shutil.rmtree(self.tools, ignore_errors=True)
         self.command([sys.executable, "-m", "venv", str(self.tools)])
         self.command(
-            [str(self.tools / "bin/pip"), "install", "-q", "--require-hashes", "-r", str(LIB / "tools-requirements.txt")],
+            [str(self.tools / "bin/pip"), "install", "-q", "--no-cache-dir", "--require-hashes", "-r", str(LIB / "tools-requirements.txt")],
             mend="check the package index that pip is configured with (pip config list), then converge again",
         )
         stamp.write_text(wanted)
@@ -199,6 +200,9 @@ class Build:
         part = self.release / "release.part"
         part.write_text(json.dumps(record, indent=1, sort_keys=True))
         part.replace(self.release / "release.json")
+        # uv links from its cache: a file edited in the release would be edited in the cache as well.
+        for folder in ("uv-cache", "tmp"):
+            shutil.rmtree(self.home / folder, ignore_errors=True)
 
     def source(self) -> Path:
         """Fixed folder of the source, so that a compiler cache sees the same paths again."""
@@ -226,10 +230,10 @@ class Build:
 
     def uv(self, *args: str, env: dict[str, str] | None = None) -> None:
         """Runs uv with the system's certificates."""
-        certificates = {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "UV_HTTP_TIMEOUT": "180"}
+        own = {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "UV_HTTP_TIMEOUT": "180"}
+        own["UV_CACHE_DIR"] = str(self.home / "uv-cache")
         mend = "check the package index that pip is configured with (pip config list), then converge again"
-        extra = self.index() if args[0] == "build" else []
-        self.command([str(self.tools / "bin/uv"), *args, *extra], env={**certificates, **(env or {})}, mend=mend)
+        self.command([str(self.tools / "bin/uv"), *args], env={**own, **(env or {})}, mend=mend)
 
     def command(
         self,
@@ -246,7 +250,13 @@ class Build:
         done = subprocess.run(
             argv,
             cwd=cwd or "/",
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), **(env or {})},
+            env={
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "HOME": str(self.home),
+                # /tmp is small or a tmpfs on many hosts; the build's own folder is where room was checked.
+                "TMPDIR": str(self.home / "tmp"),
+                **(env or {}),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if capture else self.log,
             stderr=self.log,
