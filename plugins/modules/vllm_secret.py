@@ -1,0 +1,144 @@
+#!/usr/bin/python
+"""Ansible module: the unit that fetches the token is in place and has run; no value passes through here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: vllm_secret
+short_description: Install and run the unit that fetches a secret
+description: [Compares the environment, program, request and unit with what is wanted, mends what differs, and runs the unit.]
+options:
+  home: {type: path, required: true, description: Environment of the fetcher.}
+  folder: {type: path, required: true, description: Memory-backed folder of the fetched file.}
+  file: {type: str, required: true, description: Name of the fetched file.}
+  requirements: {type: str, required: true, description: Hashed requirements of the fetcher.}
+  program: {type: str, required: true, description: Text of the fetcher.}
+  unit_text: {type: str, required: true, description: Text of the systemd unit.}
+  request: {type: dict, required: true, description: "What to fetch: secret_id, key, region. No value."}
+author: [vllm-fleet]
+"""
+EXAMPLES = "- vllm_secret: {home: /opt/vllm-fleet/secrets, folder: /run/vllm-secrets, file: hf_token}"
+RETURN = "version: {type: str, returned: success, description: Version id of the secret that lies there.}"
+_UNIT = "vllm-secrets.service"
+_UNIT_PATH = Path("/etc/systemd/system") / _UNIT
+
+
+class Secret:
+    """The fetcher of one host."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.p: dict[str, Any] = module.params
+        self.home = Path(self.p["home"])
+
+    def run(self) -> None:
+        """Probe, decide, act, verify."""
+        request = {**self.p["request"], "folder": self.p["folder"], "file": self.p["file"]}
+        files = {
+            self.home / "fetch_secret.py": self.p["program"],
+            self.home / "request.json": json.dumps(request, indent=1, sort_keys=True) + "\n",
+            _UNIT_PATH: self.p["unit_text"],
+        }
+        stamp = self.home / "requirements.stamp"
+        stale_environment = not stamp.is_file() or stamp.read_text() != self.p["requirements"]
+        different = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
+        ran = self.systemctl("is-active") == 0 and self.systemctl("is-enabled") == 0 and self.is_right()
+        if not (stale_environment or different) and ran:
+            self.module.exit_json(changed=False, version=self.version())
+        if self.module.check_mode:
+            self.module.exit_json(changed=True, version="")
+        if stale_environment:
+            self.make_environment(stamp)
+        for path in different:
+            part = path.with_name(f".{path.name}.part")
+            part.write_text(files[path])
+            part.chmod(0o644)
+            part.replace(path)
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        self.systemctl("reset-failed")
+        self.systemctl("enable")
+        if self.systemctl("restart") or not self.is_right():
+            self.tell_failure()
+        self.module.exit_json(changed=True, version=self.version())
+
+    def make_environment(self, stamp: Path) -> None:
+        """The environment, by hash; a half-made one is made anew."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        requirements = self.home / "requirements.txt"
+        self.command([sys.executable, "-m", "venv", str(self.home)])
+        requirements.write_text(self.p["requirements"])
+        self.command([str(self.home / "bin/pip"), "install", "-q", "--no-cache-dir", "--require-hashes", "-r", str(requirements)])
+        stamp.write_text(self.p["requirements"])
+
+    def is_right(self) -> bool:
+        """A token lies there, for its owner alone, in memory; its content is not read."""
+        path = Path(self.p["folder"]) / self.p["file"]
+        try:
+            found = path.stat()
+        except OSError:
+            return False
+        mount = subprocess.run(["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=False).stdout
+        return stat.S_IMODE(found.st_mode) == 0o400 and found.st_uid == 0 and mount.strip() in ("tmpfs", "ramfs")
+
+    def version(self) -> str:
+        """The version id that lies beside the token."""
+        path = Path(self.p["folder"]) / "version"
+        return path.read_text() if path.is_file() else ""
+
+    def tell_failure(self) -> None:
+        """The fetcher's own words, which hold no value."""
+        words = subprocess.run(
+            ["journalctl", "-u", _UNIT, "-n", "20", "--no-pager", "-o", "cat"], capture_output=True, text=True, check=False
+        ).stdout
+        at = words.rfind("secrets_fetch:")
+        told = words[at:].split("\n")[:3] if at >= 0 else []
+        if len(told) == 3:
+            self.module.fail_json(msg="\n".join(told))
+        self.fail("the fetcher failed without a word", f"systemctl status {_UNIT}")
+
+    def command(self, argv: list[str]) -> None:
+        """Runs a command that must succeed."""
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            tail = (done.stderr.strip().splitlines() or [""])[-1]
+            self.fail(f"{' '.join(argv[:3])} ended with {done.returncode}: {tail}", "check the package index: pip config list")
+
+    def systemctl(self, verb: str) -> int:
+        """The exit status of systemctl on the unit."""
+        return subprocess.run(["systemctl", "--quiet", verb, _UNIT], capture_output=True, check=False).returncode
+
+    def fail(self, what: str, mend: str) -> None:
+        """Ends in the house form."""
+        self.module.fail_json(msg=f"secrets_fetch: {what}\n  where: {self.home}\n  mend:  {mend}")
+
+
+def main() -> None:
+    """Runs the module."""
+    text = {"type": "str", "required": True}
+    module = AnsibleModule(
+        argument_spec={
+            "home": {"type": "path", "required": True},
+            "folder": {"type": "path", "required": True},
+            "file": text,
+            "requirements": text,
+            "program": text,
+            "unit_text": text,
+            "request": {"type": "dict", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    Secret(module).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Stand-in for EC2's instance metadata: IMDSv2 only, every read needs a token that a PUT with a lifetime gave."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+ROLE = "vllm-fleet-host"
+REGION = "us-east-1"
+INSTANCE_ID = "i-0fee7fee7fee7fee7"
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """Answers the paths that botocore and the roles read."""
+
+    tokens: dict[str, float] = {}
+
+    def do_PUT(self) -> None:
+        """Gives a token."""
+        lifetime = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+        if self.path != "/latest/api/token" or not lifetime.isdigit():
+            self._reply(400, "")
+            return
+        token = secrets.token_urlsafe(32)
+        self.tokens[token] = time.monotonic() + int(lifetime)
+        self._reply(200, token)
+
+    def do_GET(self) -> None:
+        """Answers with a valid token alone."""
+        if self.tokens.get(self.headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
+            self._reply(401, "")
+            return
+        answer = _answers().get(self.path.rstrip("/"))
+        self._reply(404 if answer is None else 200, answer or "")
+
+    def _reply(self, code: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Says nothing: a path or a header might hold a token."""
+
+
+def _answers() -> dict[str, str]:
+    credentials = {
+        "Code": "Success",
+        "Type": "AWS-HMAC",
+        "AccessKeyId": "ASIASTANDIN000000000",
+        "SecretAccessKey": "standin",
+        "Token": "standin",
+        "LastUpdated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "Expiration": (datetime.now(UTC) + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    base = "/latest/meta-data"
+    return {
+        f"{base}/iam/security-credentials": ROLE,
+        f"{base}/iam/security-credentials/{ROLE}": json.dumps(credentials),
+        f"{base}/instance-id": INSTANCE_ID,
+        f"{base}/instance-type": "g5g.4xlarge",
+        f"{base}/placement/region": REGION,
+        f"{base}/placement/availability-zone": f"{REGION}a",
+    }
+
+
+def serve(address: str, port: int) -> ThreadingHTTPServer:
+    """A server bound to the address; the caller runs `serve_forever`."""
+    return ThreadingHTTPServer((address, port), Metadata)
