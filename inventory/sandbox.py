@@ -32,10 +32,14 @@ def main() -> int:
         "ansible_podman_executable": world["podman"],
         "sandbox_files_url": world["files_url"],
         "sandbox_aws_url": world["aws_url"],
-        "sandbox_keyring_sha256": world["keyring_sha256"],
-        "sandbox_rustup_sha256": world["rustup_sha256"],
-        "sandbox_rust_target": world["rust_target"],
+        "cuda_toolkit_sbsa_key_fingerprint": world["cuda_key_fingerprint"],
     }
+    if world["rust"]:
+        groups["sandbox"]["vars"] |= {
+            "rust_dist_server": f"{world['files_url']}/rust",
+            "rust_rustup_version": world["rust"]["rustup_version"],
+            "rust_rustup_init_sha256": {os.uname().machine: world["rust"]["rustup_init_sha256"]},
+        }
     json.dump({"_meta": {"hostvars": variables}, **groups}, sys.stdout, indent=1)
     return 0
 

@@ -24,7 +24,6 @@ from sandbox.standins import gpu, nvidia_repository, rust_distribution
 _FILES_URL = f"http://{STAND_INS_ADDRESS}:8080"
 _AWS_URL = f"http://{STAND_INS_ADDRESS}:5000"
 _PAUSE = "vllm-fleet-standins"
-REQUIRED_PACKAGES = ("podman", "runc", "mmdebstrap", "netavark", "aardvark-dns", "iptables", "iproute2", "gcc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,8 @@ class World:
     hosts: tuple[Host, ...]
     aws_url: str
     files_url: str
-    keyring_sha256: str
-    rustup_sha256: str
-    rust_target: str
+    cuda_key_fingerprint: str
+    rust: dict[str, str] | None
     ip_forward_before: str
 
 
@@ -67,15 +65,16 @@ def read() -> World | None:
 def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
     """Starts what is not running yet and returns the world; what is up stays untouched."""
     podman = containers.prepare()
+    _home()
     host_image = image.build_image(podman, read_pip_config(), steps, base_image)
     files = cache_dir() / "files"
     files.mkdir(exist_ok=True)
     with steps.step("stand-in: GPU (T4G)"):
         card = gpu.build(cache_dir() / "gpu")
     with steps.step("stand-in: NVIDIA repository with the real nvcc"):
-        repository = nvidia_repository.build(files, cache_dir())
+        repository = nvidia_repository.build(files, cache_dir(), _FILES_URL)
     with steps.step("stand-in: Rust distribution"):
-        rust = rust_distribution.build(files, cache_dir(), _FILES_URL)
+        rust = rust_distribution.build(files, _FILES_URL)
     with steps.step("model: a tiny Gemma 4, trained"):
         models = trained_model.ensure(podman, host_image)
     before = read()
@@ -91,9 +90,8 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
         hosts=started,
         aws_url=_AWS_URL,
         files_url=_FILES_URL,
-        keyring_sha256=repository.keyring_sha256,
-        rustup_sha256=rust.rustup_init_sha256,
-        rust_target=rust.target,
+        cuda_key_fingerprint=repository.key_fingerprint,
+        rust=None if rust is None else asdict(rust),
         ip_forward_before=forward,
     )
     part = record_path().with_suffix(".part")
@@ -122,7 +120,7 @@ def down(steps: Steps) -> None:
 
 
 def _start_host(
-    podman: Podman, host_image: image.HostImage, card: gpu.Card, models: Path, number: int
+    podman: Podman, host_image: image.HostImage, card: dict[str, Path], models: Path, number: int
 ) -> Host:
     name = f"vllm-fleet-host{number}"
     address = f"10.213.8.{10 + number}"
@@ -136,8 +134,8 @@ def _start_host(
             *host_image.mounts,
             f"{models}:/srv/models:ro",
             f"{swap}:/srv/swap",
-            f"{card.library}:{library}:ro",
-            f"{card.nvidia_smi}:/usr/bin/nvidia-smi:ro",
+            f"{card[gpu.LIBRARY]}:{library}:ro",
+            f"{card[gpu.TOOL]}:/usr/bin/nvidia-smi:ro",
         )
         podman(
             "run", "-d", "--name", name, "--hostname", name, "--network", NETWORK, "--ip", address,
