@@ -38,7 +38,8 @@ def ensure(podman: Podman, host_image: HostImage) -> Path:
             f"/opt/pytorch/bin/pip install -q --find-links {WHEELS} {_TRANSFORMERS} jinja2 safetensors\n"
             "cd /tmp\n"
             "/opt/pytorch/bin/python /recipe/build.py --out /out/tiny\n"
-            "/opt/pytorch/bin/python /recipe/build.py --scramble /out/tiny --out /out/scrambled\n",
+            "/opt/pytorch/bin/python /recipe/build.py --scramble /out/tiny --out /out/scrambled\n"
+            "chmod -R a+rX /out\n",
         )
     finally:
         podman("rm", "-f", "-t", "1", name)

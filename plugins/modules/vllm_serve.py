@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pwd
 import shutil
 import subprocess
@@ -29,6 +28,7 @@ options:
   environment: {type: dict, required: true, description: Environment of the server.}
   gate: {type: dict, required: true, description: "url, model, question, expected, max_tokens, filler_repeats, deadline_seconds."}
   gate_program: {type: str, required: true, description: Text of the gate program.}
+  model: {type: str, required: true, description: Model, a folder on the host or a name on the hub.}
   argument_program: {type: str, required: true, description: Text of the argument check.}
   user: {type: str, default: vllm, description: User of the service.}
   root: {type: path, default: /opt/vllm, description: Folder of the current link.}
@@ -57,7 +57,7 @@ class Serve:
         """Brings the service to what is wanted, or back to what was."""
         wanted = self.fingerprint(self.p["unit_text"])
         if self.is_serving(wanted):
-            verdict = self.ask(quick=True)
+            verdict = self.ask(self.p["gate"], quick=True)
             if verdict["ok"]:
                 self.module.exit_json(changed=False, answer=verdict["text"], seconds=verdict["seconds"])
         if self.module.check_mode:
@@ -65,14 +65,18 @@ class Serve:
         self.make_user()
         self.check_unit()
         self.check_arguments()
-        earlier = self.switch()
-        verdict = self.start_and_ask()
+        self.check_model()
+        self.systemctl("stop", _UNIT)
+        self.put(self.p["unit_text"], str(self.release))
+        verdict = self.start_and_ask(self.p["gate"])
         if not verdict["ok"]:
-            self.give_up(verdict, earlier)
+            self.give_up(verdict)
         gate = self.p["gate"]
         record = {
             "fingerprint": wanted,
             "build_id": self.p["release"]["build_id"],
+            "path": str(self.release),
+            "gate": gate,
             "url": gate["url"],
             "model": gate["model"],
             "question": gate["question"],
@@ -160,14 +164,13 @@ class Serve:
             self.fail(f"this vLLM does not take its arguments: {found['arguments']}", "vllm_service_arguments", "remove or rename it")
         self.write(stamp, digest)
 
-    def switch(self) -> tuple[str, str] | None:
-        """Puts the new unit and link in place; returns the earlier ones where there were some."""
-        earlier = None
-        if _UNIT_PATH.is_file() and self.current.is_symlink():
-            earlier = (_UNIT_PATH.read_text(), os.readlink(self.current))
-        self.systemctl("stop", _UNIT)
-        self.put(self.p["unit_text"], str(self.release))
-        return earlier
+    def last_good(self) -> dict[str, Any] | None:
+        """The record of what last passed its gate here, where its release is still there."""
+        try:
+            record: dict[str, Any] = json.loads(self.record_path.read_text())
+        except (OSError, ValueError):
+            return None
+        return record if Path(record["path"]).is_dir() else None
 
     def put(self, unit_text: str, target: str) -> None:
         """One unit text and one link, both whole or not at all."""
@@ -179,42 +182,49 @@ class Serve:
         self.command(["systemctl", "daemon-reload"])
         self.systemctl("reset-failed", _UNIT)
 
-    def start_and_ask(self) -> dict[str, Any]:
+    def start_and_ask(self, gate: dict[str, Any]) -> dict[str, Any]:
         """Starts the service and questions it; the verdict."""
         self.command(["systemctl", "enable", "--quiet", _UNIT])
         self.command(["systemctl", "start", _UNIT])
-        return self.ask(quick=False)
+        return self.ask(gate, quick=False)
 
-    def ask(self, *, quick: bool) -> dict[str, Any]:
+    def ask(self, gate: dict[str, Any], *, quick: bool) -> dict[str, Any]:
         """Runs the gate program."""
         with tempfile.TemporaryDirectory() as folder:
             program, request = Path(folder) / "gate.py", Path(folder) / "request.json"
             program.write_text(self.p["gate_program"])
-            gate = {**self.p["gate"], "unit": _UNIT, "quick": quick}
-            if quick:
-                gate["deadline_seconds"] = min(60, gate["deadline_seconds"])
-            request.write_text(json.dumps(gate))
-            done = subprocess.run(["/usr/bin/python3", str(program), str(request)], capture_output=True, text=True, check=False)
+            deadline = min(60, gate["deadline_seconds"]) if quick else gate["deadline_seconds"]
+            request.write_text(json.dumps({**gate, "unit": _UNIT, "quick": quick, "deadline_seconds": deadline}))
+            argv = ["/usr/bin/python3", str(program), str(request)]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if not done.stdout:
             return {"ok": False, "code": "GATE_BROKEN", "detail": done.stderr[-300:], "text": ""}
         verdict: dict[str, Any] = json.loads(done.stdout)
         return verdict
 
-    def give_up(self, verdict: dict[str, Any], earlier: tuple[str, str] | None) -> None:
+    def give_up(self, verdict: dict[str, Any]) -> None:
         """Back to what served before; the failure holds the journal's tail."""
         journal = subprocess.run(
-            ["journalctl", "-u", _UNIT, "-n", "25", "--no-pager", "-o", "cat"], capture_output=True, text=True, check=False
+            ["journalctl", "-u", _UNIT, "-n", "25", "--no-pager", "-o", "cat"],
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout.strip()
         self.systemctl("stop", _UNIT)
-        back = "no earlier release was there to go back to; the service is stopped"
-        if earlier is not None:
-            self.put(*earlier)
-            again = self.start_and_ask_earlier()
-            back = f"the earlier release {Path(earlier[1]).name} " + ("serves again" if again else "does NOT answer either")
+        earlier = self.last_good()
+        if earlier is None:
+            self.systemctl("disable", _UNIT)
+            back = "nothing served here before, so the service is stopped"
+        else:
+            self.put(earlier["unit_text"], earlier["path"])
+            again = self.start_and_ask(earlier["gate"])
+            name = earlier["build_id"]
+            back = f"{name} serves again as before" if again["ok"] else f"{name}, which served before, fails too: {again['code']}"
         self.module.fail_json(
             changed=True,
             msg=(
-                f"vllm_service: {self.p['release']['build_id']} failed its gate with {verdict['code']}: {verdict['detail']}; {back}\n"
+                f"vllm_service: {self.p['release']['build_id']} failed its gate with {verdict['code']}: "
+                f"{verdict['detail']}; {back}\n"
                 f"  where: {self.p['gate']['url']} ({_UNIT})\n"
                 f"  mend:  journalctl -u {_UNIT} -n 200; then ./runner.py converge\n"
                 f"  journal:\n{journal[-3000:]}"
@@ -222,15 +232,22 @@ class Serve:
             verdict=verdict,
         )
 
-    def start_and_ask_earlier(self) -> bool:
-        """Starts what served before and questions it as its own record says."""
-        self.command(["systemctl", "start", _UNIT])
-        try:
-            record = json.loads(self.record_path.read_text())
-        except (OSError, ValueError):
-            return self.systemctl("is-active", _UNIT) == 0
-        self.p["gate"] = {**self.p["gate"], **{key: record[key] for key in ("url", "model", "question")}}
-        return bool(self.ask(quick=False)["ok"])
+    def check_model(self) -> None:
+        """A local model can be read by the service's user, and can hold a chat."""
+        model = Path(self.p["model"])
+        if not model.is_absolute():
+            return
+        if not (model / "config.json").is_file():
+            self.fail("the model has no config.json", str(model), "copy the whole model there, or set vllm_service_model")
+        configured = model / "tokenizer_config.json"
+        template = (model / "chat_template.jinja").is_file() or (model / "chat_template.json").is_file()
+        if not template and not (configured.is_file() and "chat_template" in configured.read_text()):
+            self.fail("the model has no chat template, so no chat would be answered", str(model), "serve the instruction-tuned model")
+        find = ["runuser", "-u", self.p["user"], "--", "find", "-L", str(model), "-type", "f", "!", "-readable"]
+        done = subprocess.run(find, capture_output=True, text=True, check=False)
+        if done.stdout or done.returncode:
+            first = (done.stdout or done.stderr).strip().splitlines()[0]
+            self.fail(f"user {self.p['user']} cannot read {first}", str(model), f"chmod -R a+rX {model}")
 
     def prune_caches(self) -> None:
         """Compile caches of releases that are gone."""
@@ -270,6 +287,7 @@ def main() -> None:
             "environment": {"type": "dict", "required": True},
             "gate": {"type": "dict", "required": True},
             "gate_program": {"type": "str", "required": True},
+            "model": {"type": "str", "required": True},
             "argument_program": {"type": "str", "required": True},
             "user": {"type": "str", "default": "vllm"},
             "root": {"type": "path", "default": "/opt/vllm"},

@@ -60,6 +60,8 @@ def build(root: Path, cache: Path, url: str) -> Repository:
     (path / "Packages").write_bytes(packages)
     (path / "Release").write_bytes(_run(["apt-ftparchive", "release", "."], cwd=path))
     _gpg(key, "--clearsign", "--output", str(path / "InRelease"), str(path / "Release"))
+    # gpg starts an agent for each home and leaves it running.
+    _run(["gpgconf", "--homedir", str(key), "--kill", "all"])
     stamp.write_text(wanted)
     return Repository(path, fingerprint)
 
