@@ -29,7 +29,7 @@ WHEELS = "/srv/wheels"
 
 _PACKAGES = (
     "systemd,systemd-sysv,libnss-systemd,dbus,python3,python3-dev,python3-venv,python3-apt,g++,ca-certificates,"
-    "curl,iproute2,procps,sudo,xz-utils,gnupg,e2fsprogs"
+    "curl,iproute2,procps,sudo,xz-utils,gnupg,e2fsprogs,libnuma1"
 )
 # A privileged container that runs these would reset the machine's own kernel settings.
 _MASKED = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pwd
+import re
 import shutil
 import subprocess
 import tempfile
@@ -39,6 +40,7 @@ EXAMPLES = "- vllm_serve: {release: {}, unit_text: '', arguments: [], environmen
 RETURN = "answer: {type: str, returned: success, description: What the server answered.}"
 _UNIT = "vllm.service"
 _UNIT_PATH = Path("/etc/systemd/system") / _UNIT
+_ERROR = re.compile(r"\b\w+(Error|Exception)\b[:(]")
 _CACHE = Path("/var/lib/vllm/cache")
 
 
@@ -204,12 +206,14 @@ class Serve:
 
     def give_up(self, verdict: dict[str, Any]) -> None:
         """Back to what served before; the failure holds the journal's tail."""
-        journal = subprocess.run(
-            ["journalctl", "-u", _UNIT, "-n", "25", "--no-pager", "-o", "cat"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout.strip()
+        journal = _telling_lines(
+            subprocess.run(
+                ["journalctl", "-u", _UNIT, "-n", "400", "--no-pager", "-o", "cat"],
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout.splitlines()
+        )
         self.systemctl("stop", _UNIT)
         earlier = self.last_good()
         if earlier is None:
@@ -227,7 +231,7 @@ class Serve:
                 f"{verdict['detail']}; {back}\n"
                 f"  where: {self.p['gate']['url']} ({_UNIT})\n"
                 f"  mend:  journalctl -u {_UNIT} -n 200; then ./runner.py converge\n"
-                f"  journal:\n{journal[-3000:]}"
+                f"  journal:\n{journal}"
             ),
             verdict=verdict,
         )
@@ -275,6 +279,12 @@ class Serve:
     def fail(self, what: str, where: str, mend: str) -> None:
         """Ends the module in the house form; the service is untouched."""
         self.module.fail_json(msg=f"vllm_service: {what}\n  where: {where}\n  mend:  {mend}", refused=True)
+
+
+def _telling_lines(journal: list[str]) -> str:
+    """Of a journal the first lines that name an error (the root cause comes first), then the tail."""
+    named = [re.sub(r"^.*?(\w+(?:Error|Exception)\b)", r"\1", line) for line in journal if _ERROR.search(line)]
+    return "\n".join(["    " + line[:300] for line in [*dict.fromkeys(named)][:6] + ["..."] + journal[-8:]])
 
 
 def main() -> None:

@@ -32,10 +32,16 @@ _PIP_TO_UV = {
 }
 _EXPECTED_TORCH = re.compile(r"Pytorch version \S+ expected for \w+ build, saw \S+ instead")
 _PROBE = """
-import importlib.metadata as m, json, torch
-v = json.loads(%r)
+import ctypes, importlib.metadata as m, json, pathlib, torch
+wanted = json.loads(%r)
+broken = {}
+for module in sorted(pathlib.Path(wanted["site_packages"]).glob("vllm/*.so")):
+    try:
+        ctypes.CDLL(str(module))
+    except OSError as error:
+        broken[module.name] = str(error)
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "file": torch.__file__,
-    "version": m.version(v["distribution"])}))
+    "version": m.version(wanted["distribution"]), "broken": broken}))
 """
 
 
@@ -164,7 +170,9 @@ class Build:
 
     def check(self) -> None:
         """The version asked for is there, and torch still is the AMI's, to the version and CUDA."""
-        probe = _PROBE % json.dumps({"distribution": self.spec["distribution"]})
+        probe = _PROBE % json.dumps(
+            {"distribution": self.spec["distribution"], "site_packages": str(self.site_packages())}
+        )
         self.found = json.loads(self.command([str(self.python), "-c", probe], capture=True).splitlines()[-1])
         wanted = self.spec["torch"]
         if not self.found["file"].startswith(wanted["site_packages"]) or self.found["torch"] != wanted["version"]:
@@ -173,6 +181,15 @@ class Build:
                 f"{wanted['version']} is wanted",
                 str(self.release),
                 f"remove {self.release} and converge again; name the package that brought torch in a bug report",
+            )
+        # A builder without a GPU has no driver library; everything else must load.
+        broken = {name: why for name, why in self.found["broken"].items() if "libcuda.so" not in why}
+        if broken:
+            name, why = next(iter(broken.items()))
+            raise BuildError(
+                f"{name} does not load: {why}",
+                str(self.site_packages() / "vllm"),
+                f"apt-file search {why.split(':')[0]}; install what carries it, then converge again",
             )
         if self.found["version"].split("+")[0] != self.spec["version"]:
             raise BuildError(
