@@ -32,16 +32,10 @@ _PIP_TO_UV = {
 }
 _EXPECTED_TORCH = re.compile(r"Pytorch version \S+ expected for \w+ build, saw \S+ instead")
 _PROBE = """
-import ctypes, importlib.metadata as m, json, pathlib, torch
+import importlib.metadata as m, json, torch
 wanted = json.loads(%r)
-broken = {}
-for module in sorted(pathlib.Path(wanted["site_packages"]).glob("vllm/*.so")):
-    try:
-        ctypes.CDLL(str(module))
-    except OSError as error:
-        broken[module.name] = str(error)
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "file": torch.__file__,
-    "version": m.version(wanted["distribution"]), "broken": broken}))
+    "version": m.version(wanted["distribution"])}))
 """
 
 
@@ -170,9 +164,7 @@ class Build:
 
     def check(self) -> None:
         """The version asked for is there, and torch still is the AMI's, to the version and CUDA."""
-        probe = _PROBE % json.dumps(
-            {"distribution": self.spec["distribution"], "site_packages": str(self.site_packages())}
-        )
+        probe = _PROBE % json.dumps({"distribution": self.spec["distribution"]})
         self.found = json.loads(self.command([str(self.python), "-c", probe], capture=True).splitlines()[-1])
         wanted = self.spec["torch"]
         if not self.found["file"].startswith(wanted["site_packages"]) or self.found["torch"] != wanted["version"]:
@@ -182,21 +174,31 @@ class Build:
                 str(self.release),
                 f"remove {self.release} and converge again; name the package that brought torch in a bug report",
             )
-        # A builder without a GPU has no driver library; everything else must load.
-        broken = {name: why for name, why in self.found["broken"].items() if "libcuda.so" not in why}
-        if broken:
-            name, why = next(iter(broken.items()))
-            raise BuildError(
-                f"{name} does not load: {why}",
-                str(self.site_packages() / "vllm"),
-                f"apt-file search {why.split(':')[0]}; install what carries it, then converge again",
-            )
+        self.check_libraries()
         if self.found["version"].split("+")[0] != self.spec["version"]:
             raise BuildError(
                 f"version {self.found['version']} was built and {self.spec['version']} is wanted",
                 str(self.release),
                 "set VLLM_VERSION_OVERRIDE's source: vllm_source_build_releases[].version",
             )
+
+    def check_libraries(self) -> None:
+        """Every library that vLLM's compiled modules name is found; the driver's own is the GPU host's matter."""
+        ami = Path(self.spec["torch"]["site_packages"])
+        folders = [ami / "torch" / "lib", *ami.glob("nvidia/*/lib"), *self.site_packages().glob("nvidia/*/lib")]
+        # Libraries that wheels bundle lie beside the modules that name them.
+        folders += self.site_packages().glob("*.libs")
+        for module in sorted((self.site_packages() / "vllm").glob("*.so")):
+            search = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+            listing = self.command(["ldd", str(module)], env=search, capture=True)
+            missing = [line.split()[0] for line in listing.splitlines() if line.endswith("not found")]
+            missing = [name for name in missing if not name.startswith("libcuda.so")]
+            if missing:
+                raise BuildError(
+                    f"{module.name} wants {', '.join(missing)}, and the system has none",
+                    str(module),
+                    f"apt-file search {missing[0]}; install what carries it, then converge again",
+                )
 
     def record(self) -> None:
         """The release's record, last of all: with it the release exists."""
