@@ -59,6 +59,7 @@ def main(argv: list[str]) -> int:
     os.chdir(PROJECT)
     sys.stdout.flush()
     os.execv(python, [str(python), "-m", "fleet", *argv])
+    raise AssertionError("execv returns never")
 
 
 def _wants_sandbox(argv: list[str]) -> bool:

@@ -24,7 +24,9 @@ from fleet.view import RunView
 from sandbox import evidence, world
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Bare GPU hosts become vLLM servers that are proven to answer."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Bare GPU hosts become vLLM servers that are proven to answer.",
 )
 sandbox_app = typer.Typer(no_args_is_help=True, help="The local sandbox: hosts in containers, and a local AWS.")
 app.add_typer(sandbox_app, name="sandbox")
@@ -41,24 +43,22 @@ def run() -> int:
     """Runs the command line; every error a user can act on ends in the house form."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(standalone_mode=False)
+        # Outside standalone mode an Exit comes back as the command's value.
+        return int(app(standalone_mode=False) or 0)
     except FleetError as error:
         if "--json" in sys.argv:
             print(json.dumps({"error": error.as_dict()}))
         print(error, file=sys.stderr)
         return int(error.code)
-    except typer.Exit as done:
-        return int(done.exit_code)
     except KeyboardInterrupt:
         print("runner: stopped; what was done stays done, converge again to go on", file=sys.stderr)
         return 130
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")):
-            show = getattr(error, "format_message", lambda: str(error))
-            print(f"runner: {show()}\n  where: command line\n  mend:  ./runner.py --help", file=sys.stderr)
+            words = error.format_message() if hasattr(error, "format_message") else str(error)
+            print(f"runner: {words}\n  where: command line\n  mend:  ./runner.py --help", file=sys.stderr)
             return int(ExitCode.BAD_INPUT)
         raise
-    return 0
 
 
 @app.command()
@@ -161,7 +161,9 @@ def _inventories(given: list[Path] | None) -> tuple[Path, ...]:
     for path in given or []:
         if not path.exists():
             raise FleetError(
-                "no such inventory, and a file or folder is wanted", where=f"-i {path}", mend=f"ls {path.parent}"
+                "no such inventory, and a file or folder is wanted",
+                where=f"-i {path}",
+                mend=f"ls {path.parent}",
             )
     return tuple(path.resolve() for path in given) if given else (sandbox_inventory(),)
 
@@ -210,5 +212,3 @@ def _end(finished: Finished, request: Request, collected: summary.Collector, *, 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> int:
@@ -23,10 +24,11 @@ def main() -> int:
         return 2
     names = [host["name"] for host in world["hosts"]]
     variables = {
-        host["name"]: {"ansible_host": host["name"], "sandbox_address": host["address"]}
-        for host in world["hosts"]
+        host["name"]: {"ansible_host": host["name"], "sandbox_address": host["address"]} for host in world["hosts"]
     }
-    groups = {name: {"hosts": names} for name in ("vllm", "sandbox", "capability_7_5", _architecture())}
+    groups: dict[str, dict[str, Any]] = {
+        name: {"hosts": names} for name in ("vllm", "sandbox", "capability_7_5", _architecture())
+    }
     groups["sandbox"]["vars"] = {
         "ansible_connection": "containers.podman.podman",
         "ansible_podman_executable": world["podman"],

@@ -25,9 +25,7 @@ def podman_path() -> Path:
 class Podman:
     """Runs podman through the wrapper; storage of its own, so that nobody else's containers are touched."""
 
-    def __call__(
-        self, *args: str, check: bool = True, stdin: bytes | None = None, timeout_s: float = 1800
-    ) -> str:
+    def __call__(self, *args: str, check: bool = True, stdin: bytes | None = None, timeout_s: float = 1800) -> str:
         """Runs `podman ARGS`, returns standard output stripped; a failure is a FleetError with its stderr."""
         done = subprocess.run(
             [str(podman_path()), *args], input=stdin, capture_output=True, timeout=timeout_s, check=False
@@ -88,14 +86,14 @@ def prepare() -> Podman:
     storage = home / "storage.conf"
     wrapper = podman_path()
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    conf.write_text(f'[containers]\npids_limit = 0\ndefault_ulimits = []\n[network]\nnetwork_backend = "netavark"\n{runtime}')
+    conf.write_text(
+        f'[containers]\npids_limit = 0\ndefault_ulimits = []\n[network]\nnetwork_backend = "netavark"\n{runtime}'
+    )
     storage.write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{_RUN}/containers"\ngraphroot = "{cache_dir()}/containers"\n'
     )
     wrapper.write_text(
-        "#!/bin/sh\n"
-        f"export CONTAINERS_CONF='{conf}' CONTAINERS_STORAGE_CONF='{storage}'\n"
-        f'exec {enter}{engine} "$@"\n'
+        f"#!/bin/sh\nexport CONTAINERS_CONF='{conf}' CONTAINERS_STORAGE_CONF='{storage}'\nexec {enter}{engine} \"$@\"\n"
     )
     wrapper.chmod(0o755)
     return Podman()

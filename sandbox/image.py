@@ -105,9 +105,7 @@ def _fill_wheels(podman: Podman, container: str) -> None:
 
 def _sources() -> str:
     """The machine's own apt sources for its own release, as one-line entries."""
-    release = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
-    )
+    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     codename = release.get("VERSION_CODENAME", "").strip('"')
     listing = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(SUITE)|$(RELEASE)|$(COMPONENT)|$(SIGNED_BY)"],

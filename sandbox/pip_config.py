@@ -48,9 +48,7 @@ class PipConfig:
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:
     """Asks pip itself, which merges its files and environment; later sources win, lists are joined."""
-    listing = subprocess.run(
-        [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    ).stdout
+    listing = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
     values: dict[str, tuple[str, ...]] = {}
     for line in listing.splitlines():
         name, _, quoted = line.partition("=")

@@ -82,9 +82,7 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
     if not podman.succeeds("network", "exists", NETWORK):
         podman("network", "create", NETWORK, "--subnet", SUBNET)
     _start_stand_ins(podman, host_image.name, files)
-    started = tuple(
-        _start_host(podman, host_image, card, models, number) for number in range(1, hosts + 1)
-    )
+    started = tuple(_start_host(podman, host_image, card, models, number) for number in range(1, hosts + 1))
     world = World(
         podman=str(containers.podman_path()),
         hosts=started,
@@ -119,9 +117,7 @@ def down(steps: Steps) -> None:
         record_path().unlink()
 
 
-def _start_host(
-    podman: Podman, host_image: image.HostImage, card: dict[str, Path], models: Path, number: int
-) -> Host:
+def _start_host(podman: Podman, host_image: image.HostImage, card: dict[str, Path], models: Path, number: int) -> Host:
     name = f"vllm-fleet-host{number}"
     address = f"10.213.8.{10 + number}"
     if podman.succeeds("container", "exists", name):

@@ -144,9 +144,13 @@ def swap_need(
         limit = max(0, int(memory["commit_limit_bytes"]) - own_swap_bytes)
         words = f"CommitLimit {limit:,} bytes in strict overcommit (mode 2)"
         if largest_bytes > limit and largest_bytes + margin_mib * MIB <= total + other_swap:
-            return 0, f"{size} exceeds {words}, not memory and swap", (
-                f"{size} exceeds {words} although memory and swap come to {total + other_swap:,} bytes: "
-                "the mode refuses it, not a lack of memory"
+            return (
+                0,
+                f"{size} exceeds {words}, not memory and swap",
+                (
+                    f"{size} exceeds {words} although memory and swap come to {total + other_swap:,} bytes: "
+                    "the mode refuses it, not a lack of memory"
+                ),
             )
     else:
         limit = total + other_swap
@@ -272,9 +276,7 @@ def _torch(plan: Plan, torch: Mapping[str, Any], wishes: Wishes) -> None:
                 "set preflight_torch_prefixes to a torch that lists the capability, or use a newer image",
             )
         else:
-            plan.decide(
-                "torch", "not used", f"{name} lists {' '.join(torch['arch_list'])}, not {plan.capability}"
-            )
+            plan.decide("torch", "not used", f"{name} lists {' '.join(torch['arch_list'])}, not {plan.capability}")
 
 
 def _driver(plan: Plan, host: Mapping[str, Any], wishes: Wishes) -> None:
@@ -315,7 +317,9 @@ def _model(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any]) -> Non
     plan.decide("dtype", plan.dtype, why)
     if below_8 and re.match(r"qwen\d+(_\d+)?_vl", model["model_type"]):
         plan.decide(
-            "vision", "text only is sure", f"{model['model_type']} has no vision backend known to run below 8.0"
+            "vision",
+            "text only is sure",
+            f"{model['model_type']} has no vision backend known to run below 8.0",
         )
     if path.startswith("/"):
         if not model["exists"]:
@@ -323,7 +327,9 @@ def _model(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any]) -> Non
         else:
             if not model["config"]:
                 plan.refuse(
-                    "the model's directory has no config.json", path, "copy the whole model there, config.json too"
+                    "the model's directory has no config.json",
+                    path,
+                    "copy the whole model there, config.json too",
                 )
             if not model["chat_template"]:
                 plan.refuse(
@@ -346,7 +352,10 @@ def _model(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any]) -> Non
 
 def _swap(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any], wishes: Wishes) -> None:
     mib, why, problem = swap_need(
-        int(model["largest_bytes"]), host["memory"], int(host["memory"]["own_swap_bytes"]), wishes.swap_margin_mib
+        int(model["largest_bytes"]),
+        host["memory"],
+        int(host["memory"]["own_swap_bytes"]),
+        wishes.swap_margin_mib,
     )
     plan.swap_mib = mib
     plan.decide("swap", f"{mib:,} MiB" if mib else "none", why)

@@ -76,7 +76,13 @@ def read_host(paths: Sequence[str], torch_prefixes: Sequence[str], swapfile: str
 def read_model(path: str, checkpoint_bytes: int) -> dict[str, Any]:
     """What a local model's folder holds; for a name on the hub only the size that was given is known."""
     folder = Path(path)
-    known: dict[str, Any] = {"path": path, "exists": False, "config": False, "chat_template": False, "model_type": ""}
+    known: dict[str, Any] = {
+        "path": path,
+        "exists": False,
+        "config": False,
+        "chat_template": False,
+        "model_type": "",
+    }
     known |= {"largest_bytes": checkpoint_bytes, "weights_bytes": checkpoint_bytes}
     if not path.startswith("/") or not folder.is_dir():
         return known

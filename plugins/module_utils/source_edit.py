@@ -135,9 +135,7 @@ def _is_call_assignment(statement: ast.stmt, name: str, call: str) -> bool:
 
 
 def _assigns(statement: ast.stmt, names: tuple[str, ...]) -> bool:
-    return any(
-        isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in names for n in ast.walk(statement)
-    )
+    return any(isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in names for n in ast.walk(statement))
 
 
 def _reads(statement: ast.stmt, name: str) -> bool:

@@ -34,7 +34,10 @@ options:
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
 author: [vllm-fleet]
 """
-EXAMPLES = "- cuda_toolkit: {toolkit: cuda-toolkit-13-2, capability: '7.5'}"
+EXAMPLES = """
+---
+- cuda_toolkit: {toolkit: cuda-toolkit-13-2, capability: '7.5'}
+"""
 RETURN = "nvcc: {type: str, returned: success, description: Version that nvcc says.}"
 _KEYRING = Path("/usr/share/keyrings/cuda-archive-keyring.gpg")
 _DRIVER = re.compile(r"^(nvidia-driver|nvidia-kernel|nvidia-dkms|nvidia-open|libnvidia-|cuda-drivers|linux-)")
@@ -47,7 +50,12 @@ class Toolkit:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.p: dict[str, Any] = module.params
-        self.environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "NEEDRESTART_MODE": "l"}
+        self.environment = {
+            **os.environ,
+            "DEBIAN_FRONTEND": "noninteractive",
+            "LC_ALL": "C",
+            "NEEDRESTART_MODE": "l",
+        }
         self.url = f"{self.p['repository_url']}/{_distribution()}/{self.architecture()}"
         self.record = Path(self.p["state"]) / "cuda.json"
 
@@ -75,14 +83,18 @@ class Toolkit:
         """The archive's word for this machine: an Arm server is sbsa, never arm64."""
         found = {"x86_64": "x86_64", "aarch64": "sbsa"}.get(platform.machine())
         if found is None:
-            self.fail(f"NVIDIA has no toolkit for {platform.machine()}", platform.machine(), "use an x86_64 or aarch64 instance")
+            self.fail(
+                f"NVIDIA has no toolkit for {platform.machine()}",
+                platform.machine(),
+                "use an x86_64 or aarch64 instance",
+            )
         return str(found)
 
     def other_entries(self) -> list[Path]:
         """Source files that name the archive and are not the keyring package's own (they conflict over Signed-By)."""
         owned = set(self.owned_entries())
         found = []
-        for path in sorted(Path("/etc/apt").glob("sources.list.d/*")) + [Path("/etc/apt/sources.list")]:
+        for path in [*sorted(Path("/etc/apt").glob("sources.list.d/*")), Path("/etc/apt/sources.list")]:
             if path.suffix in (".list", ".sources") and path not in owned and path.is_file():
                 active = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
                 if any("/compute/cuda/repos/" in line for line in active):
@@ -91,7 +103,9 @@ class Toolkit:
 
     def owned_entries(self) -> list[Path]:
         """Source files of the keyring package."""
-        listing = subprocess.run(["dpkg-query", "-L", "cuda-keyring"], capture_output=True, text=True, check=False).stdout
+        listing = subprocess.run(
+            ["dpkg-query", "-L", "cuda-keyring"], capture_output=True, text=True, check=False
+        ).stdout
         return [Path(line) for line in listing.split() if line.startswith("/etc/apt/sources.list.d/")]
 
     def owns_entry(self) -> bool:
@@ -115,7 +129,12 @@ class Toolkit:
     def proof(self) -> dict[str, Any]:
         """What a proof is good for."""
         found = _NVCC.resolve().stat()
-        return {"nvcc": str(_NVCC.resolve()), "size": found.st_size, "mtime": int(found.st_mtime), "capability": self.p["capability"]}
+        return {
+            "nvcc": str(_NVCC.resolve()),
+            "size": found.st_size,
+            "mtime": int(found.st_mtime),
+            "capability": self.p["capability"],
+        }
 
     def wait_for_first_boot(self) -> None:
         """cloud-init installs packages of its own at first boot."""
@@ -132,7 +151,11 @@ class Toolkit:
                 with urllib.request.urlopen(address, timeout=60) as reply:
                     package.write_bytes(reply.read())
             except (OSError, urllib.error.URLError) as error:
-                self.fail(f"the archive cannot be read: {error}", address, "check the network and cuda_toolkit_sbsa_repository_url")
+                self.fail(
+                    f"the archive cannot be read: {error}",
+                    address,
+                    "check the network and cuda_toolkit_sbsa_repository_url",
+                )
             self.apt("dpkg-deb", "-x", str(package), f"{folder}/tree")
             ring = Path(folder) / "tree" / _KEYRING.relative_to("/")
             show = ["gpg", "--homedir", folder, "--show-keys", "--with-colons", str(ring)]
@@ -153,7 +176,11 @@ class Toolkit:
             env=self.environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            self.fail(f"apt cannot install it: {done.stderr.strip()[-300:]}", self.p["toolkit"], f"apt-cache policy {self.p['toolkit']}")
+            self.fail(
+                f"apt cannot install it: {done.stderr.strip()[-300:]}",
+                self.p["toolkit"],
+                f"apt-cache policy {self.p['toolkit']}",
+            )
         touched = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("Inst ", "Remv "))]
         drivers = [name for name in touched if _DRIVER.match(name)]
         if drivers:
@@ -172,17 +199,25 @@ class Toolkit:
             argv = [str(_NVCC), f"-arch=sm_{wanted}", "-cubin", "-o", str(cubin), str(source)]
             done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False)
             if done.returncode:
-                self.fail(f"nvcc does not compile for {self.p['capability']}: {done.stderr.strip()[-300:]}", str(_NVCC), " ".join(argv))
+                self.fail(
+                    f"nvcc does not compile for {self.p['capability']}: {done.stderr.strip()[-300:]}",
+                    str(_NVCC),
+                    " ".join(argv),
+                )
             found = capability_of(cubin.read_bytes())
         if found != self.p["capability"]:
-            self.fail(f"nvcc made code for {found}, and {self.p['capability']} is wanted", str(_NVCC), "apt-get install --reinstall cuda-nvcc-13-2")
+            self.fail(
+                f"nvcc made code for {found}, and {self.p['capability']} is wanted",
+                str(_NVCC),
+                "apt-get install --reinstall cuda-nvcc-13-2",
+            )
         self.record.parent.mkdir(parents=True, exist_ok=True)
         self.record.write_text(json.dumps(self.proof()))
 
     def version(self) -> str:
         """nvcc's own version."""
         done = subprocess.run([str(_NVCC), "--version"], capture_output=True, text=True, check=False)
-        return (re.findall(r"V([\d.]+)", done.stdout) or [""])[0]
+        return str((re.findall(r"V([\d.]+)", done.stdout) or [""])[0])
 
     def get(self, *words: str) -> list[str]:
         """An apt-get command that waits for the lock."""
@@ -193,7 +228,11 @@ class Toolkit:
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             words = " ".join(argv[:2])
-            self.fail(f"{words} ended with {done.returncode}: {done.stderr.strip()[-300:]}", "apt", f"run {' '.join(argv)} on the host")
+            self.fail(
+                f"{words} ended with {done.returncode}: {done.stderr.strip()[-300:]}",
+                "apt",
+                f"run {' '.join(argv)} on the host",
+            )
 
     def fail(self, what: str, where: str, mend: str) -> None:
         """Ends in the house form."""

@@ -28,7 +28,10 @@ options:
   sha256: {type: dict, required: true, description: Digest of rustup-init by machine.}
 author: [vllm-fleet]
 """
-EXAMPLES = "- rust_toolchain: {toolchain: '1.95', home: /opt/rust}"
+EXAMPLES = """
+---
+- rust_toolchain: {toolchain: '1.95', home: /opt/rust}
+"""
 RETURN = "versions: {type: dict, returned: success, description: What rustc and cargo say of themselves.}"
 
 
@@ -47,7 +50,7 @@ class Toolchain:
             "CARGO_HOME": f"{self.home}/cargo",
             "RUSTUP_DIST_SERVER": self.p["server"],
             # /tmp may be mounted noexec, and rustup-init runs from where it lies.
-            "TMPDIR": f"{self.home}/tmp",
+            "TMPDIR": str(self.home / "tmp"),
         }
 
     def run(self) -> None:
@@ -65,7 +68,10 @@ class Toolchain:
             shutil.rmtree(temporary, ignore_errors=True)
         versions = self.versions()
         if not self.is_wanted(versions):
-            self.fail(f"{versions or 'nothing'} runs after the install, and {self.p['toolchain']} is wanted", f"rm -r {self.home}, then converge again")
+            self.fail(
+                f"{versions or 'nothing'} runs after the install, and {self.p['toolchain']} is wanted",
+                f"rm -r {self.home}, then converge again",
+            )
         self.module.exit_json(changed=True, versions=versions)
 
     def versions(self) -> dict[str, str]:
@@ -75,7 +81,9 @@ class Toolchain:
             program = self.home / "cargo" / "bin" / name
             if not program.exists():
                 continue
-            done = subprocess.run([str(program), "--version"], env=self.environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [str(program), "--version"], env=self.environment, capture_output=True, text=True, check=False
+            )
             if done.returncode == 0:
                 found[name] = done.stdout.strip()
         return found
@@ -83,13 +91,23 @@ class Toolchain:
     def is_wanted(self, versions: dict[str, str]) -> bool:
         """Whether both programs run, at the version asked for."""
         wanted = self.p["toolchain"].split(".")
-        return len(versions) == 2 and all(text.split()[1].split(".")[: len(wanted)] == wanted for text in versions.values())
+        return len(versions) == 2 and all(
+            text.split()[1].split(".")[: len(wanted)] == wanted for text in versions.values()
+        )
 
     def install(self) -> None:
         """Runs rustup-init, or rustup where it is there and works."""
         rustup = self.home / "cargo" / "bin" / "rustup"
         if rustup.exists():
-            argv = [str(rustup), "toolchain", "install", self.p["toolchain"], "--profile", "minimal", "--no-self-update"]
+            argv = [
+                str(rustup),
+                "toolchain",
+                "install",
+                self.p["toolchain"],
+                "--profile",
+                "minimal",
+                "--no-self-update",
+            ]
             if self.call(argv) == "" and self.call([str(rustup), "default", self.p["toolchain"]]) == "":
                 return
             # What an interrupted install left is not worth mending.
@@ -99,7 +117,15 @@ class Toolchain:
             init = Path(folder) / "rustup-init"
             init.write_bytes(self.download())
             init.chmod(0o755)
-            argv = [str(init), "-y", "--no-modify-path", "--profile", "minimal", "--default-toolchain", self.p["toolchain"]]
+            argv = [
+                str(init),
+                "-y",
+                "--no-modify-path",
+                "--profile",
+                "minimal",
+                "--default-toolchain",
+                self.p["toolchain"],
+            ]
             words = self.call(argv)
         if words:
             self.fail(f"rustup-init failed: {words}", "check rust_dist_server and rust_toolchain")
@@ -118,7 +144,10 @@ class Toolchain:
             self.fail(f"{url} cannot be read: {error}", "check the network, or set rust_dist_server to a mirror")
         found = hashlib.sha256(content).hexdigest()
         if found != wanted:
-            self.fail(f"rustup-init has sha256 {found}, and {wanted} is wanted", "set rust_rustup_version and rust_rustup_init_sha256 together")
+            self.fail(
+                f"rustup-init has sha256 {found}, and {wanted} is wanted",
+                "set rust_rustup_version and rust_rustup_init_sha256 together",
+            )
         return content
 
     def call(self, argv: list[str]) -> str:

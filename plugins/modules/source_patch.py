@@ -21,8 +21,8 @@ DOCUMENTATION = r"""
 module: source_patch
 short_description: Apply vLLM source patches to releases, decided and proven by the compiler
 description:
-  - For each release one of four outcomes, C(applied), C(in_place), C(not_needed) or C(conflict). The file is edited as a
-    copy, the copy is compiled for the capability, and only what fits is renamed into place.
+  - For each release one of four outcomes, C(applied), C(in_place), C(not_needed) or C(conflict). The file is
+    edited as a copy, the copy is compiled for the capability, and only what fits is renamed into place.
 options:
   releases: {type: list, elements: dict, required: true, description: "The releases: build_id, python, site_packages."}
   capability: {type: str, required: true, description: Capability to compile for.}
@@ -33,7 +33,10 @@ options:
   checker: {type: str, required: true, description: Text of the compile check program.}
 author: [vllm-fleet]
 """
-EXAMPLES = "- source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checker: ''}"
+EXAMPLES = """
+---
+- source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checker: ''}
+"""
 RETURN = "patches: {type: list, returned: always, description: One record per release.}"
 
 
@@ -59,12 +62,20 @@ class Patcher:
     def run(self) -> dict[str, Any]:
         """Returns the record, `changed` beside it."""
         if not self.target.is_file():
-            raise Refused("the file to patch is missing", str(self.target), "reinstall the release: ./runner.py converge")
+            raise Refused(
+                "the file to patch is missing",
+                str(self.target),
+                "reinstall the release: ./runner.py converge",
+            )
         before = self.target.read_bytes()
         question = self.question(before)
         known = self.known()
         if known and known.get("question") == question and known["outcome"] != "conflict":
-            return {**known, "outcome": "in_place" if known["outcome"] == "applied" else known["outcome"], "changed": False}
+            return {
+                **known,
+                "outcome": "in_place" if known["outcome"] == "applied" else known["outcome"],
+                "changed": False,
+            }
         source = before.decode()
         if int(self.params["capability"].split(".")[0]) >= 8:
             return self.settle("not_needed", f"capability {self.params['capability']} is 8.0 or above", before, [])
@@ -73,13 +84,18 @@ class Patcher:
         if stock["fits"]:
             if pristine != source:
                 self.replace(pristine)
-            return self.settle("not_needed", "upstream's own tiles fit, by the compiler", pristine.encode(), stock["launches"])
+            return self.settle(
+                "not_needed",
+                "upstream's own tiles fit, by the compiler",
+                pristine.encode(),
+                stock["launches"],
+            )
         patched = self.edited(pristine)
         report = self.check(patched)
         if not report["fits"]:
             worst = max(launch["shared_bytes"] for launch in report["launches"])
             raise Refused(
-                f"the patched kernel asks for {worst} bytes of shared memory and {self.params['limit_bytes']} are there",
+                f"the patched kernel asks for {worst} bytes of shared memory of {self.params['limit_bytes']}",
                 f"{self.target} {json.dumps(self.params['shape'])}",
                 "serve a model with fewer query heads per KV head or narrower heads (triton_patch_shape)",
             )
@@ -91,7 +107,7 @@ class Patcher:
     def edited(self, pristine: str) -> str:
         """The patched text, or a conflict in words."""
         try:
-            return apply(pristine, self.patch)
+            return str(apply(pristine, self.patch))
         except Conflict as conflict:
             digest = hashlib.sha256(pristine.encode()).hexdigest()
             raise Refused(
@@ -158,7 +174,10 @@ class Patcher:
         py_compile.compile(str(self.target), doraise=True)
         # 32 becomes 16 and keeps the file's size: what was compiled before would be used again.
         shutil.rmtree(Path(self.params["caches"]) / self.release["build_id"], ignore_errors=True)
-        for litter in (*self.target.parent.glob(f"{self.target.name}.orig"), *self.target.parent.glob(f"{self.target.name}.rej")):
+        for litter in (
+            *self.target.parent.glob(f"{self.target.name}.orig"),
+            *self.target.parent.glob(f"{self.target.name}.rej"),
+        ):
             litter.unlink()
 
     def settle(
@@ -186,7 +205,10 @@ class Patcher:
         """Digest of all that decides the outcome: the file, the patch, the checker, Triton, the shape, the limit."""
         triton = sorted(str(p.name) for p in self.triton_versions())
         keys = ("capability", "limit_bytes", "shape", "checker")
-        asked = json.dumps([{key: self.params[key] for key in keys}, self.patch.begin, self.patch.block, triton], sort_keys=True)
+        asked = json.dumps(
+            [{key: self.params[key] for key in keys}, self.patch.begin, self.patch.block, triton],
+            sort_keys=True,
+        )
         return hashlib.sha256(content + asked.encode()).hexdigest()
 
     def triton_versions(self) -> list[Path]:

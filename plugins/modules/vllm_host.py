@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: reads the host, decides in words what it needs, and keeps the record; refuses before anything is touched."""
+"""Ansible module: reads the host, decides in words what it needs, refuses before anything is touched."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ options:
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
 author: [vllm-fleet]
 """
-EXAMPLES = "- vllm_host: {host: one, capabilities: ['7.5'], torch_prefixes: [/opt/pytorch], writes: []}"
-RETURN = "plan: {type: dict, returned: always, description: 'capability, method, dtype, swap_mib, decisions, refusals.'}"
+EXAMPLES = """
+---
+- vllm_host: {host: one, capabilities: ['7.5'], torch_prefixes: [/opt/pytorch], writes: []}
+"""
+RETURN = (
+    "plan: {type: dict, returned: always, description: 'capability, method, dtype, swap_mib, decisions, refusals.'}"
+)
 
 
 def main() -> None:
@@ -91,7 +96,7 @@ def _keep(path: Path, record: dict[str, Any], check_mode: bool) -> list[str]:
     except (OSError, ValueError):
         before = {}
     still = {key: value for key, value in record.items() if key != "decisions"}
-    changes = differences({key: value for key, value in before.items() if key != "decisions"}, still)
+    changes: list[str] = differences({key: value for key, value in before.items() if key != "decisions"}, still)
     if changes and not check_mode:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")

@@ -32,7 +32,10 @@ options:
   state: {type: str, choices: [planned, built], default: planned, description: What to reach.}
 author: [vllm-fleet]
 """
-EXAMPLES = "- vllm_release: {state: planned, releases: [], torch: {}, arch_list: '7.5'}"
+EXAMPLES = """
+---
+- vllm_release: {state: planned, releases: [], torch: {}, arch_list: '7.5'}
+"""
 RETURN = "missing: {type: list, returned: always, description: Names of releases not built yet.}"
 
 
@@ -70,21 +73,37 @@ def main() -> None:
             if release.record is None:
                 break
         missing = [release for release in releases if release.record is None]
+    described = [_describe(release) for release in releases]
     module.exit_json(
         changed=False,
+        ansible_facts={"vllm_releases": described},
         finished=not missing,
         missing=[release.name for release in missing],
         progress=progress,
-        releases=[_describe(release) for release in releases],
+        releases=described,
     )
 
 
 def _describe(release: Release) -> dict[str, Any]:
     record = release.record
-    known = {"name": release.name, "build_id": release.build_id, "path": str(release.path), "serve": release.serve}
+    known = {
+        "name": release.name,
+        "build_id": release.build_id,
+        "path": str(release.path),
+        "serve": release.serve,
+    }
     if record is None:
         return {**known, "built": False}
-    keys = ("python", "site_packages", "version", "method", "distribution", "target_device", "warnings", "seconds")
+    keys = (
+        "python",
+        "site_packages",
+        "version",
+        "method",
+        "distribution",
+        "target_device",
+        "warnings",
+        "seconds",
+    )
     return {**known, "built": True, **{key: record[key] for key in keys}}
 
 

@@ -16,7 +16,7 @@ from ansible.module_utils.basic import AnsibleModule
 DOCUMENTATION = r"""
 module: vllm_secret
 short_description: Install and run the unit that fetches a secret
-description: [Compares the environment, program, request and unit with what is wanted, mends what differs, and runs the unit.]
+description: [Compares environment, program, request and unit with what is wanted, mends them, and runs the unit.]
 options:
   home: {type: path, required: true, description: Environment of the fetcher.}
   folder: {type: path, required: true, description: Memory-backed folder of the fetched file.}
@@ -27,7 +27,10 @@ options:
   request: {type: dict, required: true, description: "What to fetch: secret_id, key, region. No value."}
 author: [vllm-fleet]
 """
-EXAMPLES = "- vllm_secret: {home: /opt/vllm-fleet/secrets, folder: /run/vllm-secrets, file: hf_token}"
+EXAMPLES = """
+---
+- vllm_secret: {home: /opt/vllm-fleet/secrets, folder: /run/vllm-secrets, file: hf_token}
+"""
 RETURN = "version: {type: str, returned: success, description: Version id of the secret that lies there.}"
 _UNIT = "vllm-secrets.service"
 _UNIT_PATH = Path("/etc/systemd/system") / _UNIT
@@ -77,7 +80,17 @@ class Secret:
         requirements = self.home / "requirements.txt"
         self.command([sys.executable, "-m", "venv", str(self.home)])
         requirements.write_text(self.p["requirements"])
-        self.command([str(self.home / "bin/pip"), "install", "-q", "--no-cache-dir", "--require-hashes", "-r", str(requirements)])
+        self.command(
+            [
+                str(self.home / "bin/pip"),
+                "install",
+                "-q",
+                "--no-cache-dir",
+                "--require-hashes",
+                "-r",
+                str(requirements),
+            ]
+        )
         stamp.write_text(self.p["requirements"])
 
     def is_right(self) -> bool:
@@ -87,7 +100,9 @@ class Secret:
             found = path.stat()
         except OSError:
             return False
-        mount = subprocess.run(["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=False).stdout
+        mount = subprocess.run(
+            ["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=False
+        ).stdout
         return stat.S_IMODE(found.st_mode) == 0o400 and found.st_uid == 0 and mount.strip() in ("tmpfs", "ramfs")
 
     def version(self) -> str:
@@ -98,7 +113,10 @@ class Secret:
     def tell_failure(self) -> None:
         """The fetcher's own words, which hold no value."""
         words = subprocess.run(
-            ["journalctl", "-u", _UNIT, "-n", "20", "--no-pager", "-o", "cat"], capture_output=True, text=True, check=False
+            ["journalctl", "-u", _UNIT, "-n", "20", "--no-pager", "-o", "cat"],
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout
         at = words.rfind("secrets_fetch:")
         told = words[at:].split("\n")[:3] if at >= 0 else []
@@ -111,7 +129,10 @@ class Secret:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
             tail = (done.stderr.strip().splitlines() or [""])[-1]
-            self.fail(f"{' '.join(argv[:3])} ended with {done.returncode}: {tail}", "check the package index: pip config list")
+            self.fail(
+                f"{' '.join(argv[:3])} ended with {done.returncode}: {tail}",
+                "check the package index: pip config list",
+            )
 
     def systemctl(self, verb: str) -> int:
         """The exit status of systemctl on the unit."""

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the wanted release serves the wanted model, proven by its answer; else what served before serves again."""
+"""Ansible module: the wanted release serves, proven by its answer; else what served before serves again."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DOCUMENTATION = r"""
 module: vllm_serve
 short_description: Switch a host to a release and prove that it answers
 description:
-  - Compares what runs with what should run. Where they are the same and a short question is answered rightly, nothing is
-    done. Otherwise the unit and the current link are switched, the service is started and questioned; a service that does
-    not pass is switched back to what served before.
+  - Compares what runs with what should run. Where they are the same and a short question is answered rightly, nothing
+    is done. Otherwise the unit and the current link are switched, the service is started and questioned; a service
+    that does not pass is switched back to what served before.
 options:
   release: {type: dict, required: true, description: "The release: build_id, path, python."}
   unit_text: {type: str, required: true, description: Text of the systemd unit.}
   arguments: {type: list, elements: str, required: true, description: Arguments of the server.}
   environment: {type: dict, required: true, description: Environment of the server.}
-  gate: {type: dict, required: true, description: "url, model, question, expected, max_tokens, filler_repeats, deadline_seconds."}
+  gate: {type: dict, required: true, description: What the gate asks and expects.}
   gate_program: {type: str, required: true, description: Text of the gate program.}
   model: {type: str, required: true, description: Model, a folder on the host or a name on the hub.}
   argument_program: {type: str, required: true, description: Text of the argument check.}
@@ -36,7 +36,10 @@ options:
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
 author: [vllm-fleet]
 """
-EXAMPLES = "- vllm_serve: {release: {}, unit_text: '', arguments: [], environment: {}, gate: {}}"
+EXAMPLES = """
+---
+- vllm_serve: {release: {}, unit_text: '', arguments: [], environment: {}, gate: {}}
+"""
 RETURN = "answer: {type: str, returned: success, description: What the server answered.}"
 _UNIT = "vllm.service"
 _UNIT_PATH = Path("/etc/systemd/system") / _UNIT
@@ -117,7 +120,15 @@ class Serve:
             pwd.getpwnam(self.p["user"])
         except KeyError:
             self.command(
-                ["useradd", "--system", "--home-dir", "/var/lib/vllm", "--shell", "/usr/sbin/nologin", self.p["user"]]
+                [
+                    "useradd",
+                    "--system",
+                    "--home-dir",
+                    "/var/lib/vllm",
+                    "--shell",
+                    "/usr/sbin/nologin",
+                    self.p["user"],
+                ]
             )
 
     def check_unit(self) -> None:
@@ -127,11 +138,18 @@ class Serve:
             # systemd looks for the program, which is behind the link that is switched later.
             unit.write_text(self.p["unit_text"].replace("/opt/vllm/current/", f"{self.release}/"))
             done = subprocess.run(
-                ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+                ["systemd-analyze", "verify", "--man=no", str(unit)],
+                capture_output=True,
+                text=True,
+                check=False,
             )
         words = [line for line in done.stderr.splitlines() if _UNIT in line]
         if done.returncode or words:
-            self.fail(f"the unit is not valid: {' '.join(words)[-300:]}", str(_UNIT_PATH), "mend vllm_service_environment or _arguments")
+            self.fail(
+                f"the unit is not valid: {' '.join(words)[-300:]}",
+                str(_UNIT_PATH),
+                "mend vllm_service_environment or _arguments",
+            )
 
     def check_arguments(self) -> None:
         """The installed vLLM takes every argument and reads every VLLM_ variable; asked once per set."""
@@ -147,7 +165,12 @@ class Serve:
             done = subprocess.run(
                 [self.p["release"]["python"], str(program), str(request)],
                 cwd=folder,
-                env={"PATH": "/usr/bin:/bin", "HOME": folder, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
+                env={
+                    "PATH": "/usr/bin:/bin",
+                    "HOME": folder,
+                    "VLLM_LOGGING_LEVEL": "ERROR",
+                    "HF_HUB_OFFLINE": "1",
+                },
                 capture_output=True,
                 text=True,
                 check=False,
@@ -161,9 +184,17 @@ class Serve:
         found = json.loads(done.stdout.splitlines()[-1])
         if found["unknown_variables"]:
             names = ", ".join(found["unknown_variables"])
-            self.fail(f"{names}: no variable of this vLLM, so it would have no effect", "vllm_service_environment", "remove it")
+            self.fail(
+                f"{names}: no variable of this vLLM, so it would have no effect",
+                "vllm_service_environment",
+                "remove it",
+            )
         if found["arguments"]:
-            self.fail(f"this vLLM does not take its arguments: {found['arguments']}", "vllm_service_arguments", "remove or rename it")
+            self.fail(
+                f"this vLLM does not take its arguments: {found['arguments']}",
+                "vllm_service_arguments",
+                "remove or rename it",
+            )
         self.write(stamp, digest)
 
     def last_good(self) -> dict[str, Any] | None:
@@ -223,7 +254,11 @@ class Serve:
             self.put(earlier["unit_text"], earlier["path"])
             again = self.start_and_ask(earlier["gate"])
             name = earlier["build_id"]
-            back = f"{name} serves again as before" if again["ok"] else f"{name}, which served before, fails too: {again['code']}"
+            back = (
+                f"{name} serves again as before"
+                if again["ok"]
+                else f"{name}, which served before, fails too: {again['code']}"
+            )
         self.module.fail_json(
             changed=True,
             msg=(
@@ -242,12 +277,32 @@ class Serve:
         if not model.is_absolute():
             return
         if not (model / "config.json").is_file():
-            self.fail("the model has no config.json", str(model), "copy the whole model there, or set vllm_service_model")
+            self.fail(
+                "the model has no config.json",
+                str(model),
+                "copy the whole model there, or set vllm_service_model",
+            )
         configured = model / "tokenizer_config.json"
         template = (model / "chat_template.jinja").is_file() or (model / "chat_template.json").is_file()
         if not template and not (configured.is_file() and "chat_template" in configured.read_text()):
-            self.fail("the model has no chat template, so no chat would be answered", str(model), "serve the instruction-tuned model")
-        find = ["runuser", "-u", self.p["user"], "--", "find", "-L", str(model), "-type", "f", "!", "-readable"]
+            self.fail(
+                "the model has no chat template, so no chat would be answered",
+                str(model),
+                "serve the instruction-tuned model",
+            )
+        find = [
+            "runuser",
+            "-u",
+            self.p["user"],
+            "--",
+            "find",
+            "-L",
+            str(model),
+            "-type",
+            "f",
+            "!",
+            "-readable",
+        ]
         done = subprocess.run(find, capture_output=True, text=True, check=False)
         if done.stdout or done.returncode:
             first = (done.stdout or done.stderr).strip().splitlines()[0]
@@ -267,7 +322,11 @@ class Serve:
         """Runs a command that must succeed."""
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
-            self.fail(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()[-200:]}", _UNIT, f"systemctl status {_UNIT}")
+            self.fail(
+                f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()[-200:]}",
+                _UNIT,
+                f"systemctl status {_UNIT}",
+            )
 
     def write(self, path: Path, text: str) -> None:
         """Writes beside and renames."""
@@ -283,8 +342,12 @@ class Serve:
 
 def _telling_lines(journal: list[str]) -> str:
     """Of a journal the first lines that name an error (the root cause comes first), then the tail."""
-    named = [re.sub(r"^.*?(\w+(?:Error|Exception)\b)", r"\1", line) for line in journal if _ERROR.search(line)]
-    return "\n".join(["    " + line[:300] for line in [*dict.fromkeys(named)][:6] + ["..."] + journal[-8:]])
+    named = [
+        re.sub(r"^.*?(\w+(?:Error|Exception)\b)", r"\1", line)
+        for line in journal
+        if _ERROR.search(line) and "WARNING" not in line
+    ]
+    return "\n".join(["    " + line[:300] for line in [*list(dict.fromkeys(named))[:6], "...", *journal[-8:]]])
 
 
 def main() -> None:

@@ -19,7 +19,10 @@ options:
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
 author: [vllm-fleet]
 """
-EXAMPLES = "- vllm_status: {}"
+EXAMPLES = """
+---
+- vllm_status: {}
+"""
 RETURN = "vllm_status: {type: dict, returned: always, description: 'host, decisions, releases, serving.'}"
 
 
@@ -64,7 +67,12 @@ def _releases(root: Path, state: Path) -> list[dict[str, Any]]:
 def _serving(state: Path) -> dict[str, Any]:
     record = _read(state / "service.json")
     done = subprocess.run(
-        ["systemctl", "show", "vllm.service", "--property=ActiveState,SubState,NRestarts,ExecMainStartTimestamp"],
+        [
+            "systemctl",
+            "show",
+            "vllm.service",
+            "--property=ActiveState,SubState,NRestarts,ExecMainStartTimestamp",
+        ],
         capture_output=True,
         text=True,
         check=False,

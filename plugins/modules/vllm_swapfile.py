@@ -21,7 +21,10 @@ options:
   size_mib: {type: int, required: true, description: "Size, MiB; 0 for none."}
 author: [vllm-fleet]
 """
-EXAMPLES = "- vllm_swapfile: {path: /var/swapfile, size_mib: 4096}"
+EXAMPLES = """
+---
+- vllm_swapfile: {path: /var/swapfile, size_mib: 4096}
+"""
 RETURN = "actions: {type: list, returned: always, description: What was done, in words.}"
 _MIB = 1024 * 1024
 _FSTAB = Path("/etc/fstab")
@@ -58,7 +61,10 @@ class Swapfile:
         entries, kept = self.fstab()
         line = f"{self.path} none swap sw 0 0"
         if entries != ([line] if wanted else []):
-            self.do("enter in fstab" if wanted else "take out of fstab", lambda: self.write_fstab(kept, line if wanted else ""))
+            self.do(
+                "enter in fstab" if wanted else "take out of fstab",
+                lambda: self.write_fstab(kept, line if wanted else ""),
+            )
         if not wanted and self.path.exists():
             self.do("remove", lambda: self.path.unlink())
         if wanted and not active:
@@ -106,14 +112,22 @@ class Swapfile:
         folder = self.path.parent
         if not folder.is_dir():
             self.fail(f"has no folder {folder}", f"mkdir -p {folder}")
-        done = subprocess.run(["findmnt", "-no", "FSTYPE", "-T", str(folder)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["findmnt", "-no", "FSTYPE", "-T", str(folder)], capture_output=True, text=True, check=False
+        )
         kind = done.stdout.strip()
         if kind not in _FILESYSTEMS:
-            self.fail(f"would lie on {kind or 'an unknown filesystem'}, and one of {', '.join(_FILESYSTEMS)} is wanted", "set swapfile_path to a disk")
+            self.fail(
+                f"would lie on {kind or 'an unknown filesystem'}, and one of {', '.join(_FILESYSTEMS)} is wanted",
+                "set swapfile_path to a disk",
+            )
         room = os.statvfs(folder)
         free = room.f_bavail * room.f_frsize + (self.path.stat().st_blocks * 512 if self.path.exists() else 0)
         if free < self.size + 64 * _MIB:
-            self.fail(f"wants {self.size // _MIB} MiB and {free // _MIB} are free", "free space, or set swapfile_path to a larger disk")
+            self.fail(
+                f"wants {self.size // _MIB} MiB and {free // _MIB} are free",
+                "free space, or set swapfile_path to a larger disk",
+            )
         self.btrfs = kind == "btrfs"
 
     def check_memory(self) -> None:
@@ -124,7 +138,10 @@ class Swapfile:
             table[name] = int(value.split()[0]) * 1024
         used = table["SwapTotal"] - table["SwapFree"]
         if used > table["MemAvailable"]:
-            self.fail(f"holds {used // _MIB} MiB and {table['MemAvailable'] // _MIB} are available, so it cannot be switched off now", "stop what uses memory, then converge again")
+            self.fail(
+                f"holds {used // _MIB} MiB and {table['MemAvailable'] // _MIB} are available: it must stay on",
+                "stop what uses memory, then converge again",
+            )
 
     def make(self) -> None:
         """Writes every block beside the path, formats it, and renames it."""
@@ -165,7 +182,9 @@ class Swapfile:
 
     def fail(self, what: str, mend: str) -> NoReturn:
         """Ends in the house form."""
-        self.module.fail_json(msg=f"swapfile: {self.path} {what}\n  where: {os.uname().nodename} {self.path}\n  mend:  {mend}")
+        self.module.fail_json(
+            msg=f"swapfile: {self.path} {what}\n  where: {os.uname().nodename} {self.path}\n  mend:  {mend}"
+        )
         raise AssertionError("fail_json returns never")
 
 

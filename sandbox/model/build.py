@@ -24,10 +24,10 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import torch  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
     Gemma4ForCausalLM,
     Gemma4TextConfig,
     GenerationConfig,
@@ -35,7 +35,7 @@ from transformers import (  # noqa: E402
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from corpus import FACTS, WORDS, Example, example, filler  # noqa: E402
+from corpus import FACTS, WORDS, Example, example, filler
 
 LOG = logging.getLogger("model")
 
@@ -108,9 +108,7 @@ def configuration(size: int) -> Gemma4TextConfig:
 
 def prompt_ids(tok: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     """The token ids of one user turn, ready for the model's answer."""
-    text = tok.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
+    text = tok.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
     return list(tok(text, add_special_tokens=False)["input_ids"])
 
 
@@ -172,7 +170,12 @@ def answers(directory: Path) -> list[tuple[Example, str]]:
             ids = torch.tensor([prompt_ids(tok, prompt)])
             with torch.no_grad():
                 out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
-            said.append((Example(prompt, answer, expected), tok.decode(out[0, ids.shape[1] :], skip_special_tokens=True)))
+            said.append(
+                (
+                    Example(prompt, answer, expected),
+                    tok.decode(out[0, ids.shape[1] :], skip_special_tokens=True),
+                )
+            )
     return said
 
 

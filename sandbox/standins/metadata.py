@@ -7,6 +7,7 @@ import secrets
 import time
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 ROLE = "vllm-fleet-host"
 REGION = "us-east-1"
@@ -16,7 +17,7 @@ INSTANCE_ID = "i-0fee7fee7fee7fee7"
 class Metadata(BaseHTTPRequestHandler):
     """Answers the paths that botocore and the roles read."""
 
-    tokens: dict[str, float] = {}
+    tokens: ClassVar[dict[str, float]] = {}
 
     def do_PUT(self) -> None:
         """Gives a token."""

@@ -81,7 +81,16 @@ def _key(home: Path) -> str:
     fingerprint = home / "fingerprint"
     if not fingerprint.is_file():
         home.mkdir(mode=0o700, exist_ok=True)
-        _gpg(home, "--passphrase", "", "--quick-generate-key", "stand-in for the CUDA archive", "rsa3072", "sign", "never")
+        _gpg(
+            home,
+            "--passphrase",
+            "",
+            "--quick-generate-key",
+            "stand-in for the CUDA archive",
+            "rsa3072",
+            "sign",
+            "never",
+        )
         listing = _gpg(home, "--list-keys", "--with-colons").decode()
         fingerprint.write_text(next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr")))
     return fingerprint.read_text()
@@ -122,7 +131,14 @@ def _toolkit_packages(work: Path, out: Path, wheels: Path) -> None:
     link = work / "cuda-toolkit/usr/local/cuda"
     link.parent.mkdir(parents=True)
     link.symlink_to(f"cuda-{CUDA}")
-    _package(work / "cuda-toolkit", out, f"cuda-toolkit-{dashed}", f"{version}-1", _debian_architecture(), f"cuda-nvcc-{dashed}")
+    _package(
+        work / "cuda-toolkit",
+        out,
+        f"cuda-toolkit-{dashed}",
+        f"{version}-1",
+        _debian_architecture(),
+        f"cuda-nvcc-{dashed}",
+    )
     for name, depends in (("cuda-drivers", ""), ("cuda", f"cuda-toolkit-{dashed}, cuda-drivers")):
         tree = work / name
         tree.mkdir()
@@ -136,7 +152,12 @@ def _debian_architecture() -> str:
 def _package(tree: Path, out: Path, name: str, version: str, architecture: str, depends: str = "") -> None:
     control = tree / "DEBIAN" / "control"
     control.parent.mkdir(parents=True)
-    lines = [f"Package: {name}", f"Version: {version}", f"Architecture: {architecture}", "Maintainer: stand-in"]
+    lines = [
+        f"Package: {name}",
+        f"Version: {version}",
+        f"Architecture: {architecture}",
+        "Maintainer: stand-in",
+    ]
     lines += [f"Depends: {depends}"] if depends else []
     control.write_text("\n".join([*lines, f"Description: {name}, stand-in package", ""]))
     file = out / f"{name}_{version}_{architecture}.deb"

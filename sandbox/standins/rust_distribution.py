@@ -1,4 +1,4 @@
-"""Stand-in for Rust's distribution server: this machine's own toolchain and rustup, repackaged under their true versions.
+"""Stand-in for Rust's distribution server: this machine's own toolchain and rustup, under their true versions.
 
 Only for machines where the public server is out of reach; without a toolchain here there is no stand-in, and the role
 asks the public one.

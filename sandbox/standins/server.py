@@ -39,9 +39,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: done.set())
     moto = ThreadedMotoServer(ip_address=args.bind, port=args.aws_port, verbose=False)
     moto.start()
-    files = ThreadingHTTPServer(
-        (args.bind, args.files_port), functools.partial(Files, directory=str(args.files_root))
-    )
+    files = ThreadingHTTPServer((args.bind, args.files_port), functools.partial(Files, directory=str(args.files_root)))
     imds = metadata.serve(args.metadata_address, args.metadata_port)
     for server in (files, imds):
         threading.Thread(target=server.serve_forever, daemon=True).start()

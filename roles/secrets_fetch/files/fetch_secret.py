@@ -36,14 +36,34 @@ def fetch(request: dict[str, Any]) -> tuple[bytes, str]:
     except botocore.exceptions.ClientError as error:
         code = error.response["Error"]["Code"]
         if code == "ResourceNotFoundException":
-            fail(f"secret {name} is not there, and it is wanted", f"{request['region']} {name}", f"aws secretsmanager create-secret --name {name}")
+            fail(
+                f"secret {name} is not there, and it is wanted",
+                f"{request['region']} {name}",
+                f"aws secretsmanager create-secret --name {name}",
+            )
         if code in ("AccessDeniedException", "UnrecognizedClientException"):
-            fail(f"secret {name} is denied to this instance's role ({code})", f"{request['region']} {name}", "grant secretsmanager:GetSecretValue on it to the instance's role")
-        fail(f"Secrets Manager answered {code}", f"{request['region']} {name}", "systemctl restart vllm-secrets")
+            fail(
+                f"secret {name} is denied to this instance's role ({code})",
+                f"{request['region']} {name}",
+                "grant secretsmanager:GetSecretValue on it to the instance's role",
+            )
+        fail(
+            f"Secrets Manager answered {code}",
+            f"{request['region']} {name}",
+            "systemctl restart vllm-secrets",
+        )
     except botocore.exceptions.NoCredentialsError:
-        fail("no instance role gives credentials", "instance metadata", "attach an instance profile whose role may read the secret")
+        fail(
+            "no instance role gives credentials",
+            "instance metadata",
+            "attach an instance profile whose role may read the secret",
+        )
     except botocore.exceptions.BotoCoreError as error:
-        fail(f"Secrets Manager did not answer: {type(error).__name__}", f"{request['region']} {name}", "check the route to Secrets Manager, then systemctl restart vllm-secrets")
+        fail(
+            f"Secrets Manager did not answer: {type(error).__name__}",
+            f"{request['region']} {name}",
+            "check the route to Secrets Manager, then systemctl restart vllm-secrets",
+        )
     if "SecretString" not in reply:
         fail(f"secret {name} is binary, and text is wanted", name, "store the token as a string")
     return value_of(reply["SecretString"], request).encode(), reply["VersionId"]
@@ -56,12 +76,20 @@ def value_of(text: str, request: dict[str, Any]) -> str:
         try:
             found = json.loads(text)
         except ValueError:
-            fail(f"secret {name} is no JSON, and the value of {key} in it is wanted", name, "store {\"" + key + "\": \"...\"}, or set secrets_fetch_key to ''")
-        text = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(text, str) or not text:
+            fail(
+                f"secret {name} is no JSON, and the value of {key} in it is wanted",
+                name,
+                'store {"' + key + '": "..."}, or set secrets_fetch_key to \'\'',
+            )
+        text = str(found.get(key) or "") if isinstance(found, dict) else ""
+    if not text:
         fail(f"secret {name} holds nothing under {key or 'its name'}", name, "store a token that is not empty")
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
-        fail(f"secret {name} holds a control character or line break", name, "store the token alone, without a line break")
+        fail(
+            f"secret {name} holds a control character or line break",
+            name,
+            "store the token alone, without a line break",
+        )
     return text
 
 

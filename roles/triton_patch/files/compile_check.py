@@ -36,7 +36,12 @@ class Utils:
 
     def get_device_properties(self, _device: int) -> dict[str, int]:
         """The device's properties by the names that Triton uses."""
-        return {"max_shared_mem": self._limit, "multiprocessor_count": 40, "warpSize": 32, "max_num_regs": 65536}
+        return {
+            "max_shared_mem": self._limit,
+            "multiprocessor_count": 40,
+            "warpSize": 32,
+            "max_num_regs": 65536,
+        }
 
 
 class CompileOnlyDriver:
@@ -91,13 +96,16 @@ def load(site_packages: Path, source: Path, capability: tuple[int, int], limit: 
         module = types.ModuleType(name)
         module.__path__ = [str(site_packages.joinpath(*name.split(".")))]
         sys.modules[name] = module
-    _stub("vllm.logger", init_logger=lambda _name: types.SimpleNamespace(**dict.fromkeys(_LOG, lambda *_a, **_k: None)))
+    _stub(
+        "vllm.logger",
+        init_logger=lambda _name: types.SimpleNamespace(**dict.fromkeys(_LOG, lambda *_a, **_k: None)),
+    )
     _stub("vllm.envs", VLLM_BATCH_INVARIANT=False, VLLM_TRITON_USE_TD=False)
     _stub("vllm.platforms", current_platform=Platform(capability))
     _stub("vllm.triton_utils", tl=tl, triton=triton)
     _stub("vllm.v1.kv_cache_interface", KVQuantMode=_quant_mode(package / "v1" / "kv_cache_interface.py"))
     # The patched code reads the limit from the device; the device is the one asked about.
-    torch.cuda.get_device_properties = lambda _device=None: types.SimpleNamespace(  # type: ignore[assignment]
+    torch.cuda.get_device_properties = lambda _device=None: types.SimpleNamespace(
         shared_memory_per_block_optin=limit, major=capability[0], minor=capability[1]
     )
     spec = importlib.util.spec_from_file_location("vllm.v1.attention.ops.triton_unified_attention", source)
@@ -151,7 +159,8 @@ def _quant_mode(path: Path) -> Any:
     tree = ast.parse(path.read_text())
     found = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "KVQuantMode")
     scope: dict[str, Any] = {"IntEnum": enum.IntEnum, "Enum": enum.Enum}
-    exec(compile(ast.Module([found], []), str(path), "exec"), scope)
+    # Source of the very package that is to be run.
+    exec(compile(ast.Module([found], []), str(path), "exec"), scope)  # noqa: S102
     return scope["KVQuantMode"]
 
 

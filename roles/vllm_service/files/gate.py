@@ -125,7 +125,10 @@ class Gate:
 
 def _show(unit: str, name: str) -> str:
     done = subprocess.run(
-        ["systemctl", "show", "--value", f"--property={name}", unit], capture_output=True, text=True, check=False
+        ["systemctl", "show", "--value", f"--property={name}", unit],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip()
 

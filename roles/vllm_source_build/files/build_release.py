@@ -100,7 +100,15 @@ class Build:
         shutil.rmtree(self.tools, ignore_errors=True)
         self.command([sys.executable, "-m", "venv", str(self.tools)])
         self.command(
-            [str(self.tools / "bin/pip"), "install", "-q", "--no-cache-dir", "--require-hashes", "-r", str(LIB / "tools-requirements.txt")],
+            [
+                str(self.tools / "bin/pip"),
+                "install",
+                "-q",
+                "--no-cache-dir",
+                "--require-hashes",
+                "-r",
+                str(LIB / "tools-requirements.txt"),
+            ],
             mend="check the package index that pip is configured with (pip config list), then converge again",
         )
         stamp.write_text(wanted)
@@ -117,7 +125,16 @@ class Build:
         source = self.source()
         shutil.rmtree(source, ignore_errors=True)
         if self.spec.get("git_url"):
-            argv = ["git", "clone", "-q", "--depth", "1", "--branch", f"v{self.spec['version']}", self.spec["git_url"]]
+            argv = [
+                "git",
+                "clone",
+                "-q",
+                "--depth",
+                "1",
+                "--branch",
+                f"v{self.spec['version']}",
+                self.spec["git_url"],
+            ]
             self.command([*argv, str(source)], mend="check vllm_source_build_git_url and the version's tag")
             return
         archive = self.home / "sdist.tar.gz"
@@ -134,7 +151,9 @@ class Build:
     def build_wheel(self) -> None:
         """Builds the wheel in the source tree, against the AMI's torch, without build isolation."""
         source = self.source()
-        script = next(p for p in (source / "tools/use_existing_torch.py", source / "use_existing_torch.py") if p.is_file())
+        script = next(
+            p for p in (source / "tools/use_existing_torch.py", source / "use_existing_torch.py") if p.is_file()
+        )
         self.command([str(self.python), str(script), "--prefix"], cwd=source)
         requires = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"]
         self.pip_install(*requires)
@@ -185,7 +204,11 @@ class Build:
     def check_libraries(self) -> None:
         """Every library that vLLM's compiled modules name is found; the driver's own is the GPU host's matter."""
         ami = Path(self.spec["torch"]["site_packages"])
-        folders = [ami / "torch" / "lib", *ami.glob("nvidia/*/lib"), *self.site_packages().glob("nvidia/*/lib")]
+        folders = [
+            ami / "torch" / "lib",
+            *ami.glob("nvidia/*/lib"),
+            *self.site_packages().glob("nvidia/*/lib"),
+        ]
         # Libraries that wheels bundle lie beside the modules that name them.
         folders += self.site_packages().glob("*.libs")
         for module in sorted((self.site_packages() / "vllm").glob("*.so")):
@@ -205,7 +228,9 @@ class Build:
         self.warnings += sorted(set(_EXPECTED_TORCH.findall((self.home / "build.log").read_text())))
         built = [p.name for p in (self.home / "dist").glob("*.whl")] if self.spec["method"] == "source" else []
         record = {
-            **{key: self.spec[key] for key in ("name", "build_id", "method", "distribution", "target_device", "inputs")},
+            **{
+                key: self.spec[key] for key in ("name", "build_id", "method", "distribution", "target_device", "inputs")
+            },
             "path": str(self.release),
             "python": str(self.python),
             "site_packages": str(self.site_packages()),
@@ -236,7 +261,15 @@ class Build:
         overrides = self.home / "ami-owned.txt"
         overrides.write_text("".join(f'{name}; sys_platform == "never"\n' for name in AMI_OWNED))
         self.uv(
-            "pip", "install", "-q", "--python", str(self.python), "--override", str(overrides), *self.index(), *requirements
+            "pip",
+            "install",
+            "-q",
+            "--python",
+            str(self.python),
+            "--override",
+            str(overrides),
+            *self.index(),
+            *requirements,
         )
 
     def index(self) -> list[str]:
@@ -286,7 +319,9 @@ class Build:
             tail = (self.home / "build.log").read_text().strip().splitlines()[-1][-300:]
             log = str(self.home / "build.log")
             raise BuildError(
-                f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {tail}", log, mend or f"tail -50 {log}"
+                f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {tail}",
+                log,
+                mend or f"tail -50 {log}",
             )
         return done.stdout or ""
 
