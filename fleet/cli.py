@@ -39,6 +39,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard out
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 
 
+def _console(*, stderr: bool = False) -> Console:
+    """The terminal as it is; a pipe or file gets lines wide enough for the table."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=120)
+
+
 def run() -> int:
     """Runs the command line; every error a user can act on ends in the house form."""
     signal.signal(signal.SIGTERM, _interrupt)
@@ -51,7 +57,7 @@ def run() -> int:
         print(error, file=sys.stderr)
         return int(error.code)
     except KeyboardInterrupt:
-        print("runner: stopped; what was done stays done, converge again to go on", file=sys.stderr)
+        print("runner: stopped; what was done stays done, a build goes on; converge again to go on", file=sys.stderr)
         return 130
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")):
@@ -91,7 +97,7 @@ def converge(
         limit_s=limit_s,
         stall_s=stall_s,
     )
-    console = Console(stderr=as_json)
+    console = _console(stderr=as_json)
     if not inventory:
         world.up(Steps(console, Durations(), "sandbox"))
     finished, collected, log, took = _run(request, console, verbose=bool(verbose))
@@ -106,7 +112,7 @@ def status(inventory: Inventory = None, limit: Limit = None, as_json: AsJson = F
     request = Request(
         playbook="playbooks/status.yml", inventories=_inventories(inventory), limit=limit, command="status"
     )
-    console = Console(stderr=as_json)
+    console = _console(stderr=as_json)
     finished, collected, _, _ = _run(request, console, quiet=True)
     if not as_json:
         summary.show_hosts(console, collected.status)
@@ -119,7 +125,7 @@ def test(context: typer.Context, yes: Yes = False) -> None:
     del yes
     from tests import whole
 
-    raise typer.Exit(whole.run(context.args, Steps(Console(), Durations(), "test")))
+    raise typer.Exit(whole.run(context.args, Steps(_console(), Durations(), "test")))
 
 
 @sandbox_app.command("up")
@@ -132,7 +138,7 @@ def sandbox_up(
 ) -> None:
     """Start the sandbox: the stand-ins and the hosts."""
     del yes
-    found = world.up(Steps(Console(), Durations(), "sandbox"), hosts=hosts, base_image=base_image)
+    found = world.up(Steps(_console(), Durations(), "sandbox"), hosts=hosts, base_image=base_image)
     for host in found.hosts:
         print(f"{host.name} {host.address}")
 
@@ -141,7 +147,7 @@ def sandbox_up(
 def sandbox_down(yes: Yes = False) -> None:
     """Stop the sandbox and put the machine back as it was; caches stay."""
     del yes
-    world.down(Steps(Console(), Durations(), "sandbox"))
+    world.down(Steps(_console(), Durations(), "sandbox"))
 
 
 @sandbox_app.command("status")
@@ -181,7 +187,13 @@ def _run(
             if not quiet:
                 view(event)
 
-        finished = execute(request, on_event)
+        try:
+            finished = execute(request, on_event)
+        except (KeyboardInterrupt, FleetError) as error:
+            if isinstance(error, KeyboardInterrupt) or error.code is ExitCode.STALLED:
+                console.print("runner: ending what the run has left running on its hosts", highlight=False)
+                execute(request.stopping(), log)
+            raise
     return finished, collected, str(log.path), time.monotonic() - began
 
 

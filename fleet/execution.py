@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ansible_runner
@@ -70,13 +72,15 @@ class _Run:
         environment = {"ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
         # Ansible's programs beside this interpreter, before any other on the PATH.
         environment["PATH"] = f"{PROJECT / '.venv' / 'bin'}:{os.environ.get('PATH', '')}"
+        # The handlers only take note: ansible-runner asks, ends Ansible, and returns.
+        earlier = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             done = ansible_runner.run(
                 private_data_dir=str(self._private),
                 project_dir=str(PROJECT),
                 playbook=request.playbook,
                 inventory=[str(path) for path in request.inventories],
-                extravars=dict(request.extra_vars),
+                extravars={**request.extra_vars, "vllm_fleet_run": request.run_id},
                 limit=request.limit,
                 tags=request.tags,
                 forks=request.forks,
@@ -87,10 +91,15 @@ class _Run:
                 cancel_callback=self._should_stop,
                 quiet=True,
             )
-        except KeyboardInterrupt:
-            self._cancel.set()
-            raise
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+        if self._cancel.is_set():
+            raise KeyboardInterrupt
         return self._finish(done.rc)
+
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        self._cancel.set()
 
     def _should_stop(self) -> bool:
         now = time.monotonic()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,20 @@ class Request:
     limit_s: int = 4 * 3600
     stall_s: int = 900
     command: str = "converge"
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def stopping(self) -> Request:
+        """The request that ends what this one has left running on its hosts."""
+        return replace(
+            self,
+            playbook="playbooks/stop.yml",
+            extra_vars={},
+            tags=None,
+            flags=(),
+            limit_s=180,
+            stall_s=180,
+            command="stop",
+        )
 
     def again(self) -> str:
         """The command line that goes on with this request."""

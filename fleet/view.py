@@ -72,7 +72,7 @@ class RunView:
             if self._task and so_far >= _BEAT_S - 1:
                 usual = self._durations.usual(f"task: {self._role}: {self._task}")
                 hint = f" (usually {spell(usual)})" if usual else ""
-                doing = f" [{self._progress.strip()}]" if self._progress.strip() else ""
+                doing = f" ({self._progress.strip()})" if self._progress.strip() else ""
                 self._say(f"  [dim]… {self._task}{doing}: {spell(so_far)} so far{hint}[/]")
 
     def _say(self, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -245,30 +246,22 @@ def _swap_off() -> None:
 
 
 def _clear_netavark() -> None:
-    """Removes the chains that netavark leaves behind once no network of its kind is left."""
-    iptables = shutil.which("iptables")
-    if iptables is None or "netavark" in _links():
+    """Removes the chains that netavark leaves behind, unless another podman network still uses them."""
+    if any(Path("/sys/class/net").glob("podman*")) or shutil.which("iptables") is None:
         return
     for table in ("filter", "nat"):
-        rules = subprocess.run(
-            ["iptables-save", "-t", table], capture_output=True, text=True, check=False
-        ).stdout.splitlines()
-        ours = [rule for rule in rules if "NETAVARK" in rule]
-        for rule in (r for r in ours if r.startswith("-A ") and not r.startswith("-A NETAVARK")):
-            words = [word.strip('"') for word in rule.replace('"netavark firewall plugin rules"', "netavark").split()]
-            if "netavark" in words:
-                words[words.index("netavark")] = "netavark firewall plugin rules"
-            subprocess.run([iptables, "-t", table, "-D", *words[1:]], capture_output=True, check=False)
+        save = ["iptables-save", "-t", table]
+        rules = subprocess.run(save, capture_output=True, text=True, check=False).stdout.splitlines()
+        for rule in (r for r in rules if "NETAVARK" in r and r.startswith("-A ") and not r.startswith("-A NETAVARK")):
+            _iptables(table, "-D", *shlex.split(rule)[1:])
+        chains = [rule.split()[0][1:] for rule in rules if rule.startswith(":NETAVARK")]
         for verb in ("-F", "-X"):
-            for chain in [rule.split()[0][1:] for rule in ours if rule.startswith(":NETAVARK")]:
-                subprocess.run([iptables, "-t", table, verb, chain], capture_output=True, check=False)
+            for chain in chains:
+                _iptables(table, verb, chain)
 
 
-def _links() -> str:
-    """Bridges of other podman networks, whose rules are not ours to take away."""
-    return subprocess.run(
-        ["ip", "-o", "link", "show", "type", "bridge"], capture_output=True, text=True, check=False
-    ).stdout.replace("podman", "netavark")
+def _iptables(table: str, *words: str) -> None:
+    subprocess.run(["iptables", "-t", table, *words], capture_output=True, check=False)
 
 
 def _ip_forward() -> Path:

@@ -40,7 +40,7 @@ def main() -> None:
     module.exit_json(
         changed=False,
         vllm_status={
-            "decisions": host.get("plan", {}).get("decisions", []),
+            "decisions": host.get("decisions", []),
             "releases": _releases(root, state),
             "serving": _serving(state),
         },

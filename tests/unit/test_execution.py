@@ -1,0 +1,82 @@
+"""The adapter: typed events, exit codes, a watchdog that ends a hung run, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import ExitCode, FleetError
+from fleet.events import Event, HostResult, Outcome, TaskStarted
+from fleet.execution import execute
+from fleet.paths import PROJECT, state_dir
+from fleet.requests import Request
+
+
+def request(folder: Path, tasks: str, **changes: object) -> Request:
+    """A request for one local host with these tasks."""
+    playbook = folder / "play.yml"
+    playbook.write_text(
+        "- hosts: vllm\n  gather_facts: false\n"
+        '  environment: {VLLM_FLEET_RUN: "{{ vllm_fleet_run }}"}\n  tasks:\n' + tasks
+    )
+    inventory = folder / "hosts.yml"
+    inventory.write_text(
+        f"vllm: {{hosts: {{here: {{ansible_connection: local, ansible_python_interpreter: {sys.executable}}}}}}}\n"
+    )
+    return Request(playbook=str(playbook), inventories=(inventory,), **changes)  # type: ignore[arg-type]
+
+
+def test_events_are_typed_and_counted(tmp_path: Path) -> None:
+    events: list[Event] = []
+    tasks = "  - {name: one, ansible.builtin.command: {argv: ['true']}}\n  - {name: two, ansible.builtin.ping: }\n"
+    finished = execute(request(tmp_path, tasks), events.append)
+    assert finished.code is ExitCode.OK
+    assert (finished.hosts["here"].ok, finished.hosts["here"].changed) == (2, 1)
+    assert [e.task for e in events if isinstance(e, TaskStarted)] == ["one", "two"]
+    assert [e.outcome for e in events if isinstance(e, HostResult)] == [Outcome.CHANGED, Outcome.OK]
+    assert list((state_dir() / "runs").glob(f"{os.getpid()}-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "code"),
+    [
+        ("  - {name: no, ansible.builtin.fail: {msg: no}}\n", ExitCode.HOST_FAILED),
+        ("  - {name: no, ansible.builtin.nonsense: }\n", ExitCode.BAD_INPUT),
+    ],
+)
+def test_failures_have_their_code(tmp_path: Path, tasks: str, code: ExitCode) -> None:
+    assert execute(request(tmp_path, tasks), lambda _: None).code is code
+
+
+def test_a_silent_run_is_ended(tmp_path: Path) -> None:
+    tasks = "  - {name: hang, ansible.builtin.command: {argv: [sleep, '611']}}\n"
+    hung = request(tmp_path, tasks, stall_s=4)
+    began = time.monotonic()
+    with pytest.raises(FleetError, match="no event came for 4 s") as error:
+        execute(hung, lambda _: None)
+    assert error.value.code is ExitCode.STALLED
+    assert time.monotonic() - began < 60
+    # What the task left on the host is ended by the stopping request, and only that.
+    execute(hung.stopping(), lambda _: None)
+    running = subprocess.run(["pgrep", "-f", "^sleep 611$"], capture_output=True, text=True, check=False).stdout
+    assert running == ""
+    assert list((state_dir() / "runs").glob(f"{os.getpid()}-*")) == []
+
+
+def test_what_a_killed_runner_left_is_swept(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = state_dir() / "runs" / f"{dead.pid}-left"
+    left.mkdir(parents=True)
+    (left / "env").write_text("something")
+    execute(request(tmp_path, "  - {name: one, ansible.builtin.ping: }\n"), lambda _: None)
+    assert not left.exists()
+
+
+def test_the_playbooks_mark_their_processes() -> None:
+    assert "VLLM_FLEET_RUN" in (PROJECT / "playbooks" / "site.yml").read_text()
