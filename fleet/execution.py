@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -71,7 +72,7 @@ class _Run:
         request = self._request
         environment = {"ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
         # Ansible's programs beside this interpreter, before any other on the PATH.
-        environment["PATH"] = f"{PROJECT / '.venv' / 'bin'}:{os.environ.get('PATH', '')}"
+        environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         # The handlers only take note: ansible-runner asks, ends Ansible, and returns.
         earlier = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
