@@ -179,7 +179,10 @@ def _run(
 ) -> tuple[Finished, summary.Collector, str, float]:
     collected = summary.Collector()
     began = time.monotonic()
-    with RunLog(request.command) as log, RunView(console, Durations(), verbose=verbose) as view:
+    with (
+        RunLog(request.command) as log,
+        RunView(console, Durations(), verbose=verbose, rehearsal="--check" in request.flags) as view,
+    ):
 
         def on_event(event: Event) -> None:
             log(event)

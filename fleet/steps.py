@@ -77,7 +77,9 @@ class Steps:
             done.set()
             thread.join()
         took = time.monotonic() - began
-        self._durations.record(f"{self._where}: {name}", took)
+        # A step that found its work done says nothing of what the work takes.
+        if took >= 1:
+            self._durations.record(f"{self._where}: {name}", took)
         self._say(f"[green]{name}: done in {spell(took)}[/]")
 
     def note(self, text: str) -> None:

@@ -17,10 +17,14 @@ _COLORS = {Outcome.CHANGED: "yellow", Outcome.FAILED: "red", Outcome.UNREACHABLE
 class RunView:
     """Prints one line per role as it begins, per change and per failure, and a beat while a task takes long."""
 
-    def __init__(self, console: Console, durations: Durations, *, verbose: bool = False) -> None:
+    def __init__(
+        self, console: Console, durations: Durations, *, verbose: bool = False, rehearsal: bool = False
+    ) -> None:
         self._console = console
         self._durations = durations
         self._verbose = verbose
+        self._rehearsal = rehearsal
+        self._changed = False
         self._role = ""
         self._task = ""
         self._task_began = self._role_began = time.monotonic()
@@ -58,13 +62,16 @@ class RunView:
     def _result(self, event: HostResult) -> None:
         color = _COLORS.get(event.outcome, "dim")
         took = f" in {spell(event.seconds)}" if event.seconds >= 1 else ""
-        self._durations.record(f"task: {event.role}: {event.task}", event.seconds)
+        if event.outcome is Outcome.CHANGED and not self._rehearsal:
+            self._changed = True
+            self._durations.record(f"task: {event.role}: {event.task}", event.seconds)
         self._say(f"  [{color}]{event.outcome}[/] {event.host}: {event.task}{took}")
 
     def _close_role(self) -> None:
-        if self._role:
+        # Only what did its work, for real, tells what the work takes.
+        if self._role and self._changed:
             self._durations.record(f"role: {self._role}", time.monotonic() - self._role_began)
-            self._role = ""
+        self._role, self._changed = "", False
 
     def _beat(self) -> None:
         while not self._done.wait(_BEAT_S):
