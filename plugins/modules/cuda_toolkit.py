@@ -74,8 +74,10 @@ class Toolkit:
             self.install_keyring()
         if not self.is_installed():
             self.apt(*self.get("update"))
-            self.refuse_drivers()
-            self.apt(*self.get("install", "-y", "--no-install-recommends", self.p["toolkit"], "g++"))
+            # A package that an interrupted run left without what it depends on stops apt before anything else.
+            if subprocess.run(self.get("check"), env=self.environment, capture_output=True, check=False).returncode:
+                self.install("-f", "install")
+            self.install("install", "--no-install-recommends", self.p["toolkit"], "g++")
         self.prove()
         self.module.exit_json(changed=True, nvcc=self.version(), cleared=[str(path) for path in strangers])
 
@@ -169,12 +171,9 @@ class Toolkit:
                 )
             self.apt("dpkg", "--force-confnew", "--force-confmiss", "-i", str(package))
 
-    def refuse_drivers(self) -> None:
-        """Simulates the install; a driver package in it is a reason to stop."""
-        done = subprocess.run(
-            self.get("-s", "install", "--no-install-recommends", self.p["toolkit"], "g++"),
-            env=self.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    def install(self, *words: str) -> None:
+        """Simulates the transaction first; a driver package in it is a reason to stop with nothing done."""
+        done = subprocess.run(self.get("-s", *words), env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             self.fail(
                 f"apt cannot install it: {done.stderr.strip()[-300:]}",
@@ -189,6 +188,7 @@ class Toolkit:
                 self.p["toolkit"],
                 "set cuda_toolkit_sbsa_toolkit to cuda-toolkit-X-Y, which has no driver",
             )
+        self.apt(*self.get("-y", *words))
 
     def prove(self) -> None:
         """Compiles a kernel for the capability and reads the architecture from the cubin."""
