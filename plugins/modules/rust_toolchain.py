@@ -108,7 +108,9 @@ class Toolchain:
                 "minimal",
                 "--no-self-update",
             ]
-            if self.call(argv) == "" and self.call([str(rustup), "default", self.p["toolchain"]]) == "":
+            said = self.call(argv) or self.call([str(rustup), "default", self.p["toolchain"]])
+            # rustup takes a toolchain that lacks its programs for installed.
+            if not said and self.is_wanted(self.versions()):
                 return
             # What an interrupted install left is not worth mending.
             shutil.rmtree(self.home / "rustup", ignore_errors=True)
