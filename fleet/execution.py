@@ -165,7 +165,7 @@ def _typed(raw: dict[str, Any]) -> Event | None:
         task=_bare(data.get("task", ""), data.get("role", "")),
         outcome=outcome,
         seconds=float(data.get("duration") or 0.0),
-        message=_message(result),
+        message=_message(result, data.get("host", ""), data.get("role", "")),
         result=result,
     )
 
@@ -174,10 +174,13 @@ def _bare(task: str, role: str) -> str:
     return task.removeprefix(f"{role} : ")
 
 
-def _message(result: dict[str, Any]) -> str:
+def _message(result: dict[str, Any], host: str, role: str) -> str:
     text = result.get("msg") or result.get("message") or ""
     if result.get("argument_errors"):
-        text = "; ".join(result["argument_errors"])
+        wrong = "; ".join(result["argument_errors"])
+        text = (
+            f"{role}: {wrong}\n  where: {host} variables of the role\n  mend:  see the table in roles/{role}/README.md"
+        )
     return text if isinstance(text, str) else json.dumps(text)
 
 

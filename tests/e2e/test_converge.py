@@ -243,6 +243,9 @@ def test_bad_input_has_its_code_and_touches_nothing() -> None:
     assert "7.5 has no plan" in found["message"]
     code, found, _ = converge("-e", "swapfile_size_mib=lots")
     assert code == 2
+    assert found["message"].startswith("swapfile: argument 'swapfile_size_mib' is of type")
+    assert "\n  where: " in found["message"]
+    assert "\n  mend:  " in found["message"]
     code, found, _ = converge("-e", "vllm_service_model=/srv/models")
     assert code == 6
     assert "config.json" in found["message"]
