@@ -80,3 +80,13 @@ def test_what_a_killed_runner_left_is_swept(tmp_path: Path) -> None:
 
 def test_the_playbooks_mark_their_processes() -> None:
     assert "VLLM_FLEET_RUN" in (PROJECT / "playbooks" / "site.yml").read_text()
+
+
+def test_a_wrong_type_is_bad_input_in_the_house_form(tmp_path: Path) -> None:
+    tasks = "  - {name: role, ansible.builtin.import_role: {name: swapfile}, vars: {swapfile_size_mib: lots}}\n"
+    finished = execute(request(tmp_path, tasks), lambda _: None)
+    assert finished.code is ExitCode.BAD_INPUT
+    message = finished.hosts["here"].message
+    assert message.startswith("swapfile: argument 'swapfile_size_mib' is of type"), message
+    assert "\n  where: here " in message
+    assert "\n  mend:  " in message
