@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import stat
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +19,8 @@ module: vllm_swapfile
 short_description: Keep a swapfile
 description:
   - Probes what is there, and only makes, resizes or removes what differs. A swapfile in use is never formatted; one is
-    taken out of use only where the memory that is available holds what it holds.
+    taken out of use only where the memory that is available holds what it holds. A file at the path that is no
+    swapfile is refused, never overwritten or removed.
 options:
   path: {type: path, required: true, description: The swapfile.}
   size_mib: {type: int, required: true, description: "Size, MiB; 0 for none."}
@@ -27,6 +32,11 @@ EXAMPLES = """
 """
 RETURN = "actions: {type: list, returned: always, description: What was done, in words.}"
 _MIB = 1024 * 1024
+_SIGNATURE = b"SWAPSPACE2"
+# The signature ends the first page, and a page is 4, 16 or 64 KiB: a kernel with another size may have formatted it.
+_PAGES = (4096, 16384, 65536)
+# A cancelled run's module goes on writing on the host; at 100 MB/s it is done with 60 GB by then.
+_WAIT_SECONDS = 600
 _FSTAB = Path("/etc/fstab")
 # swapon needs blocks of its own: none on an overlay or in memory, none that the kernel can reach over a network.
 _FILESYSTEMS = ("ext4", "ext3", "xfs", "btrfs")
@@ -41,20 +51,36 @@ class Swapfile:
         self.aside = self.path.with_name(f"{self.path.name}.new")
         self.size = module.params["size_mib"] * _MIB
         self.actions: list[str] = []
+        self.before = ""
 
     def run(self) -> None:
         """Probe, decide, act, verify."""
         wanted = self.size > 0
+        if self.size < 0:
+            self.fail(f"of {self.size // _MIB} MiB was asked for, and 0 or more is wanted", "set swapfile_size_mib: 0")
+        self.wait_for_another_run()
+        self.check_it_is_ours()
         active, right = self.is_active(), self.is_right_size()
+        self.before = self.describe()
         if self.aside.exists():
             self.do("remove what an interrupted run left", lambda: self.aside.unlink())
         if wanted and not right:
-            self.check_filesystem()
+            aside_first = self.check_filesystem()
             if active:
                 self.check_memory()
+            if aside_first:
+                self.do(f"make {self.size // _MIB} MiB", self.make)
+            if active:
                 self.do("switch the old size off", lambda: self.call("swapoff", str(self.path)))
-            self.do(f"make {self.size // _MIB} MiB", self.make)
+            if not aside_first:
+                self.do("remove the old one to make room", lambda: self.path.unlink())
+                self.do(f"make {self.size // _MIB} MiB", self.make)
+            # Not a step of its own: where it is cut off, the next run starts from the file left aside.
+            if not self.module.check_mode:
+                self.put_in_place()
             active = False
+        elif wanted and not self.is_private():
+            self.do("take it from other users", self.make_private)
         if not wanted and active:
             self.check_memory()
             self.do("switch off", lambda: self.call("swapoff", str(self.path)))
@@ -71,7 +97,52 @@ class Swapfile:
             self.do("switch on", lambda: self.call("swapon", str(self.path)))
         if not self.module.check_mode and self.is_active() != wanted:
             self.fail("is not as wanted after all steps", f"swapon {self.path}")
-        self.module.exit_json(changed=bool(self.actions), actions=self.actions)
+        after = f"{self.size // _MIB} MiB, on\n" if wanted else "none\n"
+        self.module.exit_json(
+            changed=bool(self.actions),
+            actions=self.actions,
+            diff={"before": self.before, "after": after if self.actions else self.before},
+        )
+
+    def describe(self) -> str:
+        """What is there, in words, for a diff."""
+        if not self.path.exists():
+            return "none\n"
+        return f"{self.path.stat().st_size // _MIB} MiB, {'on' if self.is_active() else 'off'}\n"
+
+    def wait_for_another_run(self) -> None:
+        """A run that is still writing aside holds a lock on it: neither disturb it nor format what it writes."""
+        end = time.monotonic() + (0 if self.module.check_mode else _WAIT_SECONDS)
+        while True:
+            try:
+                held = os.open(self.aside, os.O_RDONLY)
+            except OSError:
+                return
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() >= end:
+                    self.fail("is being made by another run", f"wait for that run to end (fuser {self.aside})")
+            finally:
+                os.close(held)
+            time.sleep(1)
+
+    def check_it_is_ours(self) -> None:
+        """What lies at the path is a swapfile, or an empty file; anything else is someone's."""
+        try:
+            found = self.path.lstat()
+        except FileNotFoundError:
+            return
+        if stat.S_ISREG(found.st_mode):
+            with self.path.open("rb") as file:
+                start = file.read(_PAGES[-1])
+            if any(start[page - 10 : page] == _SIGNATURE for page in _PAGES) or not start:
+                return
+        self.fail(
+            "exists and is no swapfile; it is left alone, and a swapfile or nothing is wanted there",
+            "set swapfile_path to a path that is free",
+        )
 
     def do(self, words: str, step: Any) -> None:
         """Notes a step, and takes it outside check mode."""
@@ -81,19 +152,42 @@ class Swapfile:
 
     def is_active(self) -> bool:
         """Whether the kernel swaps to it."""
-        lines = Path("/proc/swaps").read_text().splitlines()[1:]
-        names = {Path(line.split()[0]).name for line in lines if Path(line.split()[0]).name == self.path.name}
-        # In a container the kernel names the file as the machine sees it: device and inode tell.
-        listed = any(line.split()[0] == str(self.path) for line in lines)
-        return listed or bool(names and self.path.exists() and self.is_busy())
+        return self.used_bytes() >= 0 or self.is_busy()
+
+    def used_bytes(self) -> int:
+        """Bytes that lie in it, as the kernel lists them under this path; -1 where it does not."""
+        for line in Path("/proc/swaps").read_text().splitlines()[1:]:
+            name, _, _, used = line.split()[:4]
+            if name == str(self.path):
+                return int(used) * 1024
+        return -1
 
     def is_busy(self) -> bool:
-        """Whether the kernel refuses to open it for writing, as it does for a file it swaps to."""
+        """Whether the kernel refuses to write to it, as it does for a file it swaps to, under whatever name.
+
+        Opening one for writing is allowed; a write of no bytes is refused (checked: ext4, Linux 6.18).
+        """
         try:
-            os.close(os.open(self.path, os.O_WRONLY))
+            file = os.open(self.path, os.O_WRONLY)
+        except OSError:
+            return False
+        try:
+            os.pwrite(file, b"", 0)
         except OSError as error:
-            return error.errno == 26
+            return bool(error.errno == errno.ETXTBSY)
+        finally:
+            os.close(file)
         return False
+
+    def is_private(self) -> bool:
+        """Whether only root reads it: it holds other processes' memory."""
+        found = self.path.stat()
+        return stat.S_IMODE(found.st_mode) == 0o600 and (found.st_uid, found.st_gid) == (0, 0)
+
+    def make_private(self) -> None:
+        """Root's, and nobody else's."""
+        os.chown(self.path, 0, 0)
+        self.path.chmod(0o600)
 
     def is_right_size(self) -> bool:
         """Whether it is there, formatted, without holes, and at most 1 MiB off."""
@@ -105,10 +199,14 @@ class Swapfile:
         except OSError:
             return False
         whole = found.st_blocks * 512 >= found.st_size
-        return signature == b"SWAPSPACE2" and whole and abs(found.st_size - self.size) <= _MIB
+        return signature == _SIGNATURE and whole and abs(found.st_size - self.size) <= _MIB
 
-    def check_filesystem(self) -> None:
-        """The folder is on a filesystem that the kernel can swap on, with room."""
+    def check_filesystem(self) -> bool:
+        """The folder is on a filesystem that the kernel can swap on, with room.
+
+        Returns:
+            Whether there is room beside the old one, which then stays in use while the new one is made.
+        """
         folder = self.path.parent
         if not folder.is_dir():
             self.fail(f"has no folder {folder}", f"mkdir -p {folder}")
@@ -122,13 +220,16 @@ class Swapfile:
                 "set swapfile_path to a disk",
             )
         room = os.statvfs(folder)
-        free = room.f_bavail * room.f_frsize + (self.path.stat().st_blocks * 512 if self.path.exists() else 0)
+        left = self.aside.stat().st_blocks * 512 if self.aside.exists() else 0
+        beside = room.f_bavail * room.f_frsize + left
+        free = beside + (self.path.stat().st_blocks * 512 if self.path.exists() else 0)
         if free < self.size + 64 * _MIB:
             self.fail(
                 f"wants {self.size // _MIB} MiB and {free // _MIB} are free",
                 "free space, or set swapfile_path to a larger disk",
             )
         self.btrfs = kind == "btrfs"
+        return bool(beside >= self.size + 64 * _MIB)
 
     def check_memory(self) -> None:
         """What lies in swap fits into the memory that is available."""
@@ -136,7 +237,9 @@ class Swapfile:
         for line in Path("/proc/meminfo").read_text().splitlines():
             name, value = line.split(":")
             table[name] = int(value.split()[0]) * 1024
-        used = table["SwapTotal"] - table["SwapFree"]
+        used = self.used_bytes()
+        if used < 0:
+            used = table["SwapTotal"] - table["SwapFree"]
         if used > table["MemAvailable"]:
             self.fail(
                 f"holds {used // _MIB} MiB and {table['MemAvailable'] // _MIB} are available: it must stay on",
@@ -144,18 +247,29 @@ class Swapfile:
             )
 
     def make(self) -> None:
-        """Writes every block beside the path, formats it, and renames it."""
-        with self.aside.open("wb") as file:
-            self.aside.chmod(0o600)
+        """Writes every block beside the path, and formats it; a lock tells other runs that it is being made."""
+        file = os.open(self.aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self.btrfs:
                 # A swapfile must not be copied on write, and that can only be said of an empty file.
                 self.call("chattr", "+C", str(self.aside))
             block = bytes(_MIB)
             for _ in range(self.size // _MIB):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-        self.call("mkswap", str(self.aside))
+                written = 0
+                while written < _MIB:
+                    written += os.write(file, block[written:])
+            os.fsync(file)
+            self.call("mkswap", str(self.aside))
+            os.fsync(file)
+        except OSError:
+            self.aside.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+
+    def put_in_place(self) -> None:
+        """Renames the file made aside, durably."""
         self.aside.replace(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
         os.fsync(folder)
@@ -169,10 +283,14 @@ class Swapfile:
 
     def write_fstab(self, kept: list[str], line: str) -> None:
         """Writes fstab whole."""
-        part = _FSTAB.with_name(".fstab.part")
-        part.write_text("".join(f"{text}\n" for text in [*kept, *([line] if line else [])]))
-        part.chmod(0o644)
-        part.replace(_FSTAB)
+        target = _FSTAB.resolve()
+        part = target.with_name(".fstab.part")
+        with part.open("w") as file:
+            file.write("".join(f"{text}\n" for text in [*kept, *([line] if line else [])]))
+            file.flush()
+            os.fsync(file.fileno())
+        part.chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644)
+        part.replace(target)
 
     def call(self, *argv: str) -> None:
         """Runs a command that must succeed."""
@@ -197,7 +315,11 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    Swapfile(module).run()
+    swapfile = Swapfile(module)
+    try:
+        swapfile.run()
+    except OSError as error:
+        swapfile.fail(f"could not be kept: {error}", f"mend what it names, then converge again ({swapfile.path})")
 
 
 if __name__ == "__main__":
