@@ -86,7 +86,7 @@ def read_model(path: str, checkpoint_bytes: int) -> dict[str, Any]:
     known |= {"largest_bytes": checkpoint_bytes, "weights_bytes": checkpoint_bytes}
     if not path.startswith("/") or not folder.is_dir():
         return known
-    sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
+    sizes = _weights(folder)
     config = _json(folder / "config.json")
     template = any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
     return {
@@ -100,8 +100,21 @@ def read_model(path: str, checkpoint_bytes: int) -> dict[str, Any]:
     }
 
 
+def _weights(folder: Path) -> list[int]:
+    """Sizes of the weight files that are loaded: safetensors where there are any, else the older formats."""
+    for patterns in (("*.safetensors",), ("*.bin", "*.pt", "*.pth"), ("*.gguf",)):
+        sizes = [file.stat().st_size for pattern in patterns for file in folder.glob(pattern)]
+        if sizes:
+            return sizes
+    return []
+
+
 def _gpus() -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", _CUDA], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", _CUDA]
+    try:
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        return {"gpus": [], "cuda": "", "error": "the driver library did not answer within 60 s"}
     if done.returncode:
         words = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         return {"gpus": [], "cuda": "", "error": words}
@@ -141,7 +154,8 @@ def _filesystem(path: str) -> dict[str, Any]:
     found = os.statvfs(place)
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     inside = [m for m in mounts if place == Path(m[1]) or Path(m[1]) in place.resolve().parents]
-    device, mount, fstype, options = max(inside, key=lambda m: len(m[1]))[:4]
+    # Of two mounts on one folder the later one is seen.
+    device, mount, fstype, options = max(reversed(inside), key=lambda m: len(m[1]))[:4]
     return {
         "device": device,
         "mount": mount,
