@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_decisions import Refusal, house_form
 from ansible.module_utils.patch_engine import Conflict, Patch, apply, decoded, marked_revision, revert
 from ansible.module_utils.patch_files import installed_digest, replace_set, sha256, write_whole
 from ansible.module_utils.patch_registry import PATCHES
@@ -42,6 +44,8 @@ EXAMPLES = """
 """
 RETURN = "patches: {type: list, returned: always, description: One record per release.}"
 
+_HOST = os.uname().nodename
+_LEAST_LIMIT_BYTES = 16384  # of the oldest GPUs that CUDA knew
 # What the attention kernels are made from besides the patched file; a change in it asks the compiler anew.
 _NEIGHBORS = ("vllm/v1/attention/ops/*.py", "vllm/v1/kv_cache_interface.py")
 
@@ -51,10 +55,7 @@ class Refused(Exception):
 
     def __init__(self, what: str, where: str, mend: str) -> None:
         super().__init__(what)
-        self.what, self.where, self.mend = what, where, mend
-
-    def __str__(self) -> str:
-        return f"triton_patch: {self.what}\n  where: {self.where}\n  mend:  {self.mend}"
+        self.refusal = Refusal(what, where, mend)
 
 
 @dataclass(slots=True)
@@ -95,7 +96,8 @@ class Patcher:
                 return self.outcome()
         except Refused as refused:
             if not self.module.check_mode and self.files:
-                self.write_record("conflict", refused.what, mend=refused.mend, where=refused.where)
+                why = refused.refusal
+                self.write_record("conflict", why.what, where=why.where, mend=why.mend)
             raise
 
     def outcome(self) -> dict[str, Any]:
@@ -374,20 +376,27 @@ def _keep(folder: Path, content: bytes) -> None:
         write_whole(path, content)
 
 
-def _check_parameters(params: dict[str, Any]) -> None:
+def _bad_parameters(params: dict[str, Any]) -> list[Refusal]:
     """Refuses a capability that is none and a limit that no GPU has."""
+    found = []
     if not re.fullmatch(r"\d{1,2}\.\d", params["capability"]):
-        raise Refused(
-            f"capability {params['capability']!r} is none, and major.minor is wanted",
-            "triton_patch_capability",
-            "set triton_patch_capability: '7.5' (what nvidia-smi --query-gpu=compute_cap says)",
+        found.append(
+            Refusal(
+                f"capability {params['capability']!r} is none, and major.minor is wanted",
+                "triton_patch_capability",
+                "set triton_patch_capability to what nvidia-smi --query-gpu=compute_cap says, such as '7.5'",
+            )
         )
-    if params["limit_bytes"] < 16384:
-        raise Refused(
-            f"{params['limit_bytes']} bytes of shared memory per block are too few, and at least 16384 are wanted",
-            "triton_patch_limit_bytes",
-            "set triton_patch_limit_bytes: 65536 for capability 7.5 (the device's opt-in limit)",
+    if params["limit_bytes"] < _LEAST_LIMIT_BYTES:
+        found.append(
+            Refusal(
+                f"{params['limit_bytes']} bytes of shared memory per block are too few, "
+                f"and at least {_LEAST_LIMIT_BYTES} are wanted",
+                "triton_patch_limit_bytes",
+                "set triton_patch_limit_bytes to the device's opt-in limit, 65536 for capability 7.5",
+            )
         )
+    return found
 
 
 def main() -> None:
@@ -406,11 +415,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     patches: list[dict[str, Any]] = []
-    refusals: list[Refused] = []
-    try:
-        _check_parameters(module.params)
-    except Refused as refused:
-        module.fail_json(msg=str(refused), patches=[], changed=False, refused=True)
+    refusals = _bad_parameters(module.params)
+    if refusals:
+        module.fail_json(msg=house_form(refusals, _HOST, "triton_patch"), patches=[], changed=False, refused=True)
     for release in module.params["releases"]:
         if not release.get("built", True):
             continue
@@ -418,11 +425,12 @@ def main() -> None:
             try:
                 patches.append(Patcher(module, release, patch).run())
             except Refused as refused:
-                refusals.append(refused)
+                refusals.append(refused.refusal)
     changed = any(patch["changed"] for patch in patches)
     if refusals:
-        message = "\n".join(str(refused) for refused in refusals)
-        module.fail_json(msg=message, patches=patches, changed=changed, refused=True)
+        module.fail_json(
+            msg=house_form(refusals, _HOST, "triton_patch"), patches=patches, changed=changed, refused=True
+        )
     module.exit_json(changed=changed, patches=patches)
 
 
