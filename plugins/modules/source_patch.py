@@ -42,7 +42,7 @@ EXAMPLES = """
 ---
 - source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checker: ''}
 """
-RETURN = "patches: {type: list, returned: always, description: One record per release.}"
+RETURN = "patches: {type: list, returned: always, description: One record per release; also the fact vllm_patches.}"
 
 _HOST = os.uname().nodename
 _LEAST_LIMIT_BYTES = 16384  # of the oldest GPUs that CUDA knew
@@ -254,6 +254,8 @@ class Patcher:
             ) from error
         if done.returncode:
             tail = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no word"])[-1]
+            if done.returncode < 0:
+                tail = f"ended by signal {-done.returncode} (journalctl -k tells whether memory ran out)"
             raise Refused(
                 f"conflict: the kernels cannot be judged for {self.params['capability']}: {tail}; nothing was changed",
                 str(self.site / next(iter(contents))),
@@ -431,7 +433,7 @@ def main() -> None:
         module.fail_json(
             msg=house_form(refusals, _HOST, "triton_patch"), patches=patches, changed=changed, refused=True
         )
-    module.exit_json(changed=changed, patches=patches)
+    module.exit_json(changed=changed, patches=patches, ansible_facts={"vllm_patches": patches})
 
 
 if __name__ == "__main__":

@@ -430,7 +430,7 @@ def test_two_files_are_replaced_as_a_set(host: Host, monkeypatch: pytest.MonkeyP
     ("checker", "words"),
     [
         ("raise SystemExit('decode launches nothing')", "cannot be judged for 7.5: decode launches nothing"),
-        ("import os; os.kill(os.getpid(), 9)", "cannot be judged for 7.5: exit -9, no word"),
+        ("import os; os.kill(os.getpid(), 9)", "cannot be judged for 7.5: ended by signal 9"),
     ],
 )
 def test_a_check_without_a_verdict_is_no_verdict(host: Host, checker: str, words: str) -> None:
