@@ -3,26 +3,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import py_compile
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.source_edit import TILE_CLAMP, Conflict, Patch, apply, marked_revision, revert
+from ansible.module_utils.host_decisions import Refusal, house_form
+from ansible.module_utils.patch_engine import Conflict, Patch, apply, decoded, marked_revision, revert
+from ansible.module_utils.patch_files import installed_digest, replace_set, sha256, write_whole
+from ansible.module_utils.patch_registry import PATCHES
 
 DOCUMENTATION = r"""
 module: source_patch
 short_description: Apply vLLM source patches to releases, decided and proven by the compiler
 description:
-  - For each release one of four outcomes, C(applied), C(in_place), C(not_needed) or C(conflict). The file is
-    edited as a copy, the copy is compiled for the capability, and only what fits is renamed into place.
+  - For each release one of four outcomes, C(applied), C(in_place), C(not_needed) or C(conflict). The files are
+    edited as copies, the copies are compiled for the capability, and only what fits is renamed into place.
 options:
   releases: {type: list, elements: dict, required: true, description: "The releases: build_id, python, site_packages."}
   capability: {type: str, required: true, description: Capability to compile for.}
@@ -31,22 +35,43 @@ options:
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
   caches: {type: path, default: /var/lib/vllm/cache, description: Folder of the compile caches by build id.}
   checker: {type: str, required: true, description: Text of the compile check program.}
+  check_timeout_s: {type: int, default: 600, description: "Longest time of one compile check, seconds."}
 author: [vllm-fleet]
 """
 EXAMPLES = """
 ---
 - source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checker: ''}
 """
-RETURN = "patches: {type: list, returned: always, description: One record per release.}"
+RETURN = "patches: {type: list, returned: always, description: One record per release; also the fact vllm_patches.}"
+
+_HOST = os.uname().nodename
+_LEAST_LIMIT_BYTES = 16384  # of the oldest GPUs that CUDA knew
+# What the attention kernels are made from besides the patched file; a change in it asks the compiler anew.
+_NEIGHBORS = ("vllm/v1/attention/ops/*.py", "vllm/v1/kv_cache_interface.py")
+
+
+class Refused(Exception):
+    """A release that cannot be patched; nothing of it was changed."""
+
+    def __init__(self, what: str, where: str, mend: str) -> None:
+        super().__init__(what)
+        self.refusal = Refusal(what, where, mend)
 
 
 @dataclass(slots=True)
-class Refused(Exception):
-    """A release that cannot be patched."""
+class File:
+    """One file of the patch: what was found, what was there before any patch, and what shall be there.
 
-    what: str
-    where: str
-    mend: str
+    `expected` is the digest of the pristine file as the wheel recorded it, else as an earlier run saw it; `foreign`
+    says that what was found is neither that file nor that file with the patch.
+    """
+
+    path: Path
+    found: bytes
+    expected: str | None
+    pristine: bytes
+    wanted: bytes
+    foreign: bool = False
 
 
 class Patcher:
@@ -55,186 +80,325 @@ class Patcher:
     def __init__(self, module: AnsibleModule, release: dict[str, Any], patch: Patch) -> None:
         self.module, self.release, self.patch = module, release, patch
         self.params: dict[str, Any] = module.params
-        self.state = Path(self.params["state"])
-        self.target = Path(release["site_packages"]) / patch.target
-        self.record_path = self.state / "patches" / f"{release['build_id']}.json"
+        self.build_id = str(release["build_id"])
+        self.site = Path(release["site_packages"])
+        self.patches = Path(self.params["state"]) / "patches"
+        self.kept = Path(self.params["state"]) / "pristine"
+        self.record_path = self.patches / f"{self.build_id}.json"
+        # Stands from before the first file is replaced until all is done: an interrupted run leaves it.
+        self.unfinished = self.patches / f"{self.build_id}.unfinished"
+        self.files: dict[str, File] = {}
 
     def run(self) -> dict[str, Any]:
-        """Returns the record, `changed` beside it."""
-        if not self.target.is_file():
-            raise Refused(
-                "the file to patch is missing",
-                str(self.target),
-                "reinstall the release: ./runner.py converge",
-            )
-        before = self.target.read_bytes()
-        question = self.question(before)
+        """Returns the record with this run's outcome, `changed` beside it; a refusal is recorded and raised."""
+        try:
+            with self.told_as_refusal():
+                return self.outcome()
+        except Refused as refused:
+            if not self.module.check_mode and self.files:
+                why = refused.refusal
+                self.write_record("conflict", why.what, where=why.where, mend=why.mend)
+            raise
+
+    def outcome(self) -> dict[str, Any]:
+        self.files = self.read()
+        question = self.question({target: file.found for target, file in self.files.items()})
         known = self.known()
-        if known and known.get("question") == question and known["outcome"] != "conflict":
-            return {
-                **known,
-                "outcome": "in_place" if known["outcome"] == "applied" else known["outcome"],
-                "changed": False,
-            }
-        source = before.decode()
+        interrupted = self.unfinished.exists()
+        if known.get("question") == question and known.get("outcome") != "conflict" and not interrupted:
+            outcome = "in_place" if known["outcome"] == "applied" else known["outcome"]
+            return {**known, "outcome": outcome, "changed": False}
         if int(self.params["capability"].split(".")[0]) >= 8:
-            return self.settle("not_needed", f"capability {self.params['capability']} is 8.0 or above", before, [])
-        pristine = self.pristine(source)
-        stock = self.check(pristine)
+            return self.settle("not_needed", f"capability {self.params['capability']} is 8.0 or above", False, [], [])
+        for file in self.files.values():
+            self.find_pristine(file)
+        stock = self.check({target: file.pristine for target, file in self.files.items()})
         if stock["fits"]:
-            if pristine != source:
-                self.replace(pristine)
-            return self.settle(
-                "not_needed",
-                "upstream's own tiles fit, by the compiler",
-                pristine.encode(),
-                stock["launches"],
-            )
-        patched = self.edited(pristine)
-        report = self.check(patched)
+            for file in self.files.values():
+                file.wanted = file.pristine
+            changed = self.put_in_place(interrupted)
+            reason = "upstream's own tiles fit, by the compiler"
+            if any(file.foreign for file in self.files.values()):
+                reason += "; the file is not the one that the wheel installed"
+            return self.settle("not_needed", reason, changed, stock["launches"], stock["launches"])
+        for target, file in self.files.items():
+            file.wanted = self.edited(target, file)
+        report = self.check({target: file.wanted for target, file in self.files.items()})
         if not report["fits"]:
             worst = max(launch["shared_bytes"] for launch in report["launches"])
             raise Refused(
-                f"the patched kernel asks for {worst} bytes of shared memory of {self.params['limit_bytes']}",
-                f"{self.target} {json.dumps(self.params['shape'])}",
+                f"the patched kernel asks for {worst} bytes of shared memory of {self.params['limit_bytes']}; "
+                "nothing was changed",
+                f"{self.site / next(iter(self.files))} {json.dumps(self.params['shape'])}",
                 "serve a model with fewer query heads per KV head or narrower heads (triton_patch_shape)",
             )
-        if patched == source:
-            return self.settle("in_place", self.patch.reason, before, report["launches"], stock["launches"])
-        self.replace(patched)
-        return self.settle("applied", self.patch.reason, patched.encode(), report["launches"], stock["launches"])
+        changed = self.put_in_place(interrupted)
+        reason = self.patch.reason
+        if interrupted:
+            reason += "; an interrupted run was finished"
+        outcome = "applied" if changed else "in_place"
+        return self.settle(outcome, reason, changed, report["launches"], stock["launches"])
 
-    def edited(self, pristine: str) -> str:
-        """The patched text, or a conflict in words."""
+    @contextmanager
+    def told_as_refusal(self) -> Iterator[None]:
+        """What the file system refuses is told in the house form."""
         try:
-            return str(apply(pristine, self.patch))
-        except Conflict as conflict:
-            digest = hashlib.sha256(pristine.encode()).hexdigest()
+            yield
+        except OSError as error:
             raise Refused(
-                f"conflict: {conflict} (file sha256 {digest}); nothing was changed",
-                str(self.target),
-                f"serve a vLLM that patch {self.patch.id} knows, or extend it: see {', '.join(self.patch.links)}",
-            ) from conflict
+                f"{error.strerror or error} (errno {error.errno}), and the file must be readable and replaceable",
+                str(error.filename or self.site),
+                f"findmnt -T {self.site} and ls -ld {self.patches}: make both writable for root",
+            ) from error
 
-    def pristine(self, source: str) -> str:
-        """The text without any revision of the patch; the block of an older one is taken out, never stacked on."""
+    def read(self) -> dict[str, File]:
+        """The files of the patch as they are."""
+        files = {}
+        known = self.known().get("files", {})
+        for edit in self.patch.edits:
+            path = self.site / edit.target
+            if not path.is_file():
+                raise Refused("the file to patch is missing", str(path), self.rebuild())
+            expected = installed_digest(self.site, edit.target) or known.get(edit.target, {}).get("pristine_sha256")
+            found = path.read_bytes()
+            files[edit.target] = File(path, found, expected, found, found)
+        return files
+
+    def rebuild(self) -> str:
+        """The command that lays the release's files anew."""
+        return f"rm -r {self.release['path']} && ./runner.py converge (builds the release again)"
+
+    def find_pristine(self, file: File) -> None:
+        """Finds what the file was before any patch; raises Refused where that cannot be known."""
+        trouble = "it is neither what the wheel installed nor that with the patch"
+        stripped = None
         try:
-            found = marked_revision(source, self.patch)
-            return source if found is None else revert(source, self.patch)
+            text = decoded(file.found)
+            stripped = file.found if marked_revision(text, self.patch) is None else revert(text, self.patch).encode()
+            if file.expected in (None, sha256(file.found), sha256(stripped)):
+                file.pristine = stripped
+                return
         except Conflict as conflict:
-            kept = self.state / "pristine" / str(self.release["build_id"])
-            if kept.is_file():
-                return kept.read_text()
-            raise Refused(
-                f"conflict: {conflict}, and no pristine copy is kept; nothing was changed",
-                str(self.target),
-                f"rm -r {self.release['path']} && ./runner.py converge (builds the release again)",
-            ) from conflict
+            trouble = str(conflict)
+        file.foreign = True
+        kept = self.kept / str(file.expected)
+        if kept.is_file() and sha256(kept.read_bytes()) == file.expected:
+            file.pristine = kept.read_bytes()
+        elif stripped != file.found:
+            raise self.conflict(f"{trouble}, and no pristine copy is kept", file)
+        # Else somebody's own edit: it may be upstream's fix, so the compiler is asked before it is refused.
 
-    def check(self, text: str) -> dict[str, Any]:
-        """What the compiler says of a version of the file."""
-        with tempfile.TemporaryDirectory(prefix="vllm-patch-", dir=self.state) as folder:
-            source = Path(folder) / self.target.name
-            source.write_text(text)
-            program = Path(folder) / "compile_check.py"
-            program.write_text(self.params["checker"])
-            request = Path(folder) / "request.json"
-            keys = ("capability", "limit_bytes", "shape")
-            site = {"site_packages": self.release["site_packages"], "source": str(source)}
-            request.write_text(json.dumps({**{key: self.params[key] for key in keys}, **site}))
+    def edited(self, target: str, file: File) -> bytes:
+        """The patched content, or a conflict in words."""
+        if file.foreign and sha256(file.pristine) != file.expected:
+            what = "it is not the file that the wheel installed, its tiles do not fit, and no pristine copy is kept"
+            raise self.conflict(what, file)
+        edit = next(edit for edit in self.patch.edits if edit.target == target)
+        try:
+            patched: str = apply(decoded(file.pristine), self.patch, edit)
+        except Conflict as conflict:
+            raise self.conflict(str(conflict), file) from conflict
+        return patched.encode()
+
+    def conflict(self, what: str, file: File) -> Refused:
+        """A conflict with both digests."""
+        where = f"{file.path} sha256 {sha256(file.found)}, pristine sha256 {file.expected or 'not recorded'}"
+        mend = self.rebuild()
+        if file.expected in (None, sha256(file.found)):
+            links = ", ".join(self.patch.links)
+            mend = f"serve a vLLM that patch {self.patch.id} knows ({', '.join(self.patch.shown_on)}): see {links}"
+        return Refused(f"conflict: {what}; nothing was changed", where, mend)
+
+    def check(self, contents: dict[str, bytes]) -> dict[str, Any]:
+        """What the compiler says of a version of the files; asked once for the same input."""
+        cached = self.patches / "checks" / f"{self.question(contents)}.json"
+        report: dict[str, Any] = _read(cached)
+        if report:
+            return report
+        with tempfile.TemporaryDirectory(prefix="vllm-patch-", dir=self.module.tmpdir) as folder:
+            report = self.compiled(Path(folder), contents)
+        if not self.module.check_mode:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(cached, json.dumps(report, sort_keys=True).encode())
+        return report
+
+    def compiled(self, folder: Path, contents: dict[str, bytes]) -> dict[str, Any]:
+        """Runs the compile check with the release's own Python in an empty folder."""
+        sources = {}
+        for target, content in contents.items():
+            copy = folder / Path(target).name
+            copy.write_bytes(content)
+            sources[target] = str(copy)
+        program = folder / "compile_check.py"
+        program.write_text(self.params["checker"])
+        request = folder / "request.json"
+        keys = ("capability", "limit_bytes", "shape")
+        site = {"site_packages": str(self.site), "sources": sources}
+        request.write_text(json.dumps({**{key: self.params[key] for key in keys}, **site}))
+        timeout_s = self.params["check_timeout_s"]
+        try:
             done = subprocess.run(
-                [self.release["python"], str(program), str(request)],
+                [self.release["python"], "-B", str(program), str(request)],
                 cwd=folder,
-                env={"PATH": "/usr/bin:/bin", "HOME": folder, "TRITON_CACHE_DIR": f"{folder}/cache"},
+                env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "TRITON_CACHE_DIR": f"{folder}/cache"},
                 capture_output=True,
                 text=True,
                 check=False,
+                timeout=timeout_s,
             )
-        if done.returncode:
-            tail = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        except subprocess.TimeoutExpired as error:
             raise Refused(
-                f"conflict: the kernels do not compile for {self.params['capability']}: {tail}; nothing was changed",
-                str(self.target),
+                f"the compile check took longer than {timeout_s} s; nothing was changed",
+                str(self.site),
+                "set triton_patch_check_timeout_s higher",
+            ) from error
+        if done.returncode:
+            tail = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no word"])[-1]
+            if done.returncode < 0:
+                tail = f"ended by signal {-done.returncode} (journalctl -k tells whether memory ran out)"
+            raise Refused(
+                f"conflict: the kernels cannot be judged for {self.params['capability']}: {tail}; nothing was changed",
+                str(self.site / next(iter(contents))),
                 f"check the release with {self.release['python']} -c 'import torch, triton'",
             )
         report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return report
 
-    def replace(self, text: str) -> None:
-        """Puts the new text in place whole, and takes away what the old one left compiled."""
-        if self.module.check_mode:
-            return
-        kept = self.state / "pristine" / str(self.release["build_id"])
-        if not kept.exists():
-            kept.parent.mkdir(exist_ok=True)
-            _write(kept, self.pristine(self.target.read_text()), self.target.stat().st_mode)
-        _write(self.target, text, self.target.stat().st_mode)
-        for stale in (self.target.parent / "__pycache__").glob(f"{self.target.stem}.*.pyc"):
-            stale.unlink()
-        py_compile.compile(str(self.target), doraise=True)
-        # 32 becomes 16 and keeps the file's size: what was compiled before would be used again.
-        shutil.rmtree(Path(self.params["caches"]) / self.release["build_id"], ignore_errors=True)
-        for litter in (
-            *self.target.parent.glob(f"{self.target.name}.orig"),
-            *self.target.parent.glob(f"{self.target.name}.rej"),
-        ):
-            litter.unlink()
+    def put_in_place(self, interrupted: bool) -> bool:
+        """Makes the files what they shall be, and takes away what the old ones left compiled."""
+        changes = {file.path: file.wanted for file in self.files.values() if file.wanted != file.found}
+        if self.module.check_mode or not (changes or interrupted):
+            return bool(changes or interrupted)
+        self.kept.mkdir(parents=True, exist_ok=True)
+        for file in self.files.values():
+            _keep(self.kept, file.pristine)
+            if file.foreign and file.found != file.pristine:
+                _keep(self.kept.parent / "set_aside", file.found)
+        self.patches.mkdir(parents=True, exist_ok=True)
+        write_whole(self.unfinished, b"")
+        try:
+            replace_set(changes)
+        except OSError:
+            if not interrupted and all(file.path.read_bytes() == file.found for file in self.files.values()):
+                self.unfinished.unlink()
+            raise
+        for file in self.files.values():
+            for stale in (file.path.parent / "__pycache__").glob(f"{file.path.stem}.*.pyc"):
+                stale.unlink()
+            for suffix in (".orig", ".rej"):
+                file.path.with_name(file.path.name + suffix).unlink(missing_ok=True)
+        # What was compiled from the old files would be used again, silently.
+        caches = Path(self.params["caches"]) / self.build_id
+        if caches.is_dir():
+            gone = caches.with_name(f".{self.build_id}.stale")
+            shutil.rmtree(gone, ignore_errors=True)
+            caches.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        return True
 
-    def settle(
-        self, outcome: str, reason: str, content: bytes, launches: list[Any], stock: list[Any] | None = None
-    ) -> dict[str, Any]:
+    def settle(self, outcome: str, reason: str, changed: bool, launches: list[Any], stock: list[Any]) -> dict[str, Any]:
         """Writes the record and returns it."""
+        record = self.write_record(
+            "applied" if outcome == "in_place" else outcome,
+            reason,
+            launches=launches,
+            stock_launches=stock,
+            shared_max_bytes=max((launch["shared_bytes"] for launch in launches), default=None),
+            stock_shared_max_bytes=max((launch["shared_bytes"] for launch in stock), default=None),
+            question=self.question({target: file.wanted for target, file in self.files.items()}),
+        )
+        if not self.module.check_mode:
+            self.unfinished.unlink(missing_ok=True)
+        return {**record, "outcome": outcome, "changed": changed}
+
+    def write_record(self, outcome: str, reason: str, **more: Any) -> dict[str, Any]:
+        """The release's record: outcome, reason, digests, and what else is known."""
         record = {
-            "outcome": "applied" if outcome == "in_place" else outcome,
+            "outcome": outcome,
             "reason": reason,
             "patch": self.patch.id,
             "revision": self.patch.revision,
-            "build_id": self.release["build_id"],
+            "build_id": self.build_id,
             "capability": self.params["capability"],
             "limit_bytes": self.params["limit_bytes"],
-            "launches": launches,
-            "stock_launches": stock or launches,
-            "question": self.question(content),
+            "files": {
+                target: {
+                    "pristine_sha256": file.expected or sha256(file.pristine),
+                    "sha256": sha256(file.found if outcome == "conflict" else file.wanted),
+                }
+                for target, file in self.files.items()
+            },
+            **more,
         }
         if not self.module.check_mode:
-            self.record_path.parent.mkdir(parents=True, exist_ok=True)
-            _write(self.record_path, json.dumps(record, indent=1, sort_keys=True) + "\n", 0o644)
-        return {**record, "outcome": outcome, "changed": outcome == "applied"}
+            self.patches.mkdir(parents=True, exist_ok=True)
+            write_whole(self.record_path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+        return record
 
-    def question(self, content: bytes) -> str:
-        """Digest of all that decides the outcome: the file, the patch, the checker, Triton, the shape, the limit."""
-        triton = sorted(str(p.name) for p in self.triton_versions())
+    def question(self, contents: dict[str, bytes]) -> str:
+        """Digest of all that decides an outcome: files, neighbors, patch, checker, compilers, shape and limit."""
         keys = ("capability", "limit_bytes", "shape", "checker")
-        asked = json.dumps(
-            [{key: self.params[key] for key in keys}, self.patch.begin, self.patch.block, triton],
-            sort_keys=True,
+        blocks = [self.patch.begin, [edit.block for edit in self.patch.edits]]
+        asked = [{key: self.params[key] for key in keys}, blocks, self.compilers(), self.neighbors()]
+        digests = {target: sha256(content) for target, content in contents.items()}
+        return str(sha256(json.dumps([digests, asked], sort_keys=True).encode()))
+
+    def neighbors(self) -> dict[str, str]:
+        """Digests of the sources that the kernels are made from besides the patched files."""
+        targets = {edit.target for edit in self.patch.edits}
+        paths = (path for pattern in _NEIGHBORS for path in self.site.glob(pattern))
+        names = {str(path.relative_to(self.site)): path for path in paths}
+        return {name: sha256(path.read_bytes()) for name, path in sorted(names.items()) if name not in targets}
+
+    def compilers(self) -> list[str]:
+        """The torch and Triton that the release sees: its own, and those its path files bring."""
+        lines = (line for pth in self.site.glob("*.pth") for line in pth.read_text().splitlines())
+        places = [self.site, *(Path(line) for line in lines if line.startswith("/"))]
+        kinds = ("torch-*.dist-info", "triton-*.dist-info")
+        return sorted({path.name for place in places for kind in kinds for path in place.glob(kind)})
+
+    def known(self) -> dict[str, Any]:
+        """The record of an earlier run, empty where there is none."""
+        return _read(self.record_path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _keep(folder: Path, content: bytes) -> None:
+    """Keeps content under its digest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / sha256(content)
+    if not path.exists():
+        write_whole(path, content)
+
+
+def _bad_parameters(params: dict[str, Any]) -> list[Refusal]:
+    """Refuses a capability that is none and a limit that no GPU has."""
+    found = []
+    if not re.fullmatch(r"\d{1,2}\.\d", params["capability"]):
+        found.append(
+            Refusal(
+                f"capability {params['capability']!r} is none, and major.minor is wanted",
+                "triton_patch_capability",
+                "set triton_patch_capability to what nvidia-smi --query-gpu=compute_cap says, such as '7.5'",
+            )
         )
-        return hashlib.sha256(content + asked.encode()).hexdigest()
-
-    def triton_versions(self) -> list[Path]:
-        """Folders that name the Triton which the release sees: its own, and the AMI's through the path files."""
-        site = Path(self.release["site_packages"])
-        places = [site] + [Path(line) for pth in site.glob("ami_*.pth") for line in pth.read_text().split()]
-        return [found for place in places for found in place.glob("triton-*.dist-info")]
-
-    def known(self) -> dict[str, Any] | None:
-        """The record of an earlier run."""
-        try:
-            found: dict[str, Any] = json.loads(self.record_path.read_text())
-        except (OSError, ValueError):
-            return None
-        return found
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Writes beside and renames, so that a reader sees the old or the new and nothing between."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.chmod(mode & 0o777)
-    part.replace(path)
+    if params["limit_bytes"] < _LEAST_LIMIT_BYTES:
+        found.append(
+            Refusal(
+                f"{params['limit_bytes']} bytes of shared memory per block are too few, "
+                f"and at least {_LEAST_LIMIT_BYTES} are wanted",
+                "triton_patch_limit_bytes",
+                "set triton_patch_limit_bytes to the device's opt-in limit, 65536 for capability 7.5",
+            )
+        )
+    return found
 
 
 def main() -> None:
@@ -248,28 +412,28 @@ def main() -> None:
             "state": {"type": "path", "default": "/var/lib/vllm-fleet"},
             "caches": {"type": "path", "default": "/var/lib/vllm/cache"},
             "checker": {"type": "str", "required": True},
+            "check_timeout_s": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
     )
     patches: list[dict[str, Any]] = []
-    refusals: list[Refused] = []
+    refusals = _bad_parameters(module.params)
+    if refusals:
+        module.fail_json(msg=house_form(refusals, _HOST, "triton_patch"), patches=[], changed=False, refused=True)
     for release in module.params["releases"]:
         if not release.get("built", True):
             continue
-        try:
-            patches.append(Patcher(module, release, TILE_CLAMP).run())
-        except Refused as refused:
-            refusals.append(refused)
+        for patch in PATCHES:
+            try:
+                patches.append(Patcher(module, release, patch).run())
+            except Refused as refused:
+                refusals.append(refused.refusal)
     changed = any(patch["changed"] for patch in patches)
     if refusals:
-        first = refusals[0]
         module.fail_json(
-            msg=f"triton_patch: {first.what}\n  where: {first.where}\n  mend:  {first.mend}",
-            patches=patches,
-            changed=changed,
-            refused=True,
+            msg=house_form(refusals, _HOST, "triton_patch"), patches=patches, changed=changed, refused=True
         )
-    module.exit_json(changed=changed, patches=patches)
+    module.exit_json(changed=changed, patches=patches, ansible_facts={"vllm_patches": patches})
 
 
 if __name__ == "__main__":

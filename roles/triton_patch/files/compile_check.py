@@ -2,9 +2,11 @@
 """Compiles the real attention kernels of an installed vLLM for a capability, with no GPU, and reads what they ask for.
 
 `compile_check.py REQUEST.json` prints JSON: `{"triton", "launches": [{kernel, phase, head_size, tile, block_m,
-shared_bytes}], "fits"}`. The release's own Python runs it, so its own Triton compiles. The host code
-`unified_attention()` runs on CPU tensors; each kernel launch is turned into a compilation, whose shared memory per
-block is the compiler's own figure. Of vLLM only what the two source files need is imported; the rest is stubbed.
+shared_bytes}], "fits"}`; a launch that was expected and did not come, or a tile that differs between the attention and
+the reduction of its segments, ends it with words and no verdict. The release's own Python runs it, so its own Triton
+compiles. The host code `unified_attention()` runs on CPU tensors; each kernel launch is turned into a compilation,
+whose shared memory per block is the compiler's own figure. Of vLLM only what the two source files need is imported;
+the rest is stubbed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
+_ATTENTION = "vllm/v1/attention/ops/triton_unified_attention.py"
+_KERNELS = {
+    "prefill": ["unified_attention"],
+    "chunked prefill": ["unified_attention"],
+    "decode": ["unified_attention", "reduce_segments"],
+}
 _TOKENS = {"prefill": (40, 40), "chunked prefill": (24, 300), "decode": (1, 300)}
 _SEGMENTS = 16
 
@@ -191,13 +199,23 @@ def run_host_code(module: Any, shape: dict[str, Any], head_size: int, phase: str
     )  # fmt: skip
 
 
+def judge(launches: list[dict[str, Any]], head_size: int, phase: str) -> None:
+    """Ends the check where the launches of a phase are not those that were to be judged."""
+    found = [launch["kernel"] for launch in launches]
+    if found != _KERNELS[phase]:
+        raise SystemExit(f"{phase} of head size {head_size} launches {found}, and {_KERNELS[phase]} are expected")
+    if len({launch["tile"] for launch in launches}) != 1:
+        tiles = [launch["tile"] for launch in launches]
+        raise SystemExit(f"{phase} of head size {head_size} launches with tiles {tiles}, and they must be the same")
+
+
 def main(request_path: str) -> int:
     """Compiles every launch of the request and prints the report."""
     request = json.loads(Path(request_path).read_text())
     major, minor = (int(part) for part in request["capability"].split("."))
     limit = request["limit_bytes"]
     driver.set_active(CompileOnlyDriver(major * 10 + minor, limit))
-    module = load(Path(request["site_packages"]), Path(request["source"]), (major, minor), limit)
+    module = load(Path(request["site_packages"]), Path(request["sources"][_ATTENTION]), (major, minor), limit)
     launches: list[dict[str, Any]] = []
     module.kernel_unified_attention = Recorder(module.kernel_unified_attention, "unified_attention", launches)
     module.reduce_segments = Recorder(module.reduce_segments, "reduce_segments", launches)
@@ -207,6 +225,7 @@ def main(request_path: str) -> int:
             run_host_code(module, request["shape"], head_size, phase)
             for launch in launches[before:]:
                 launch |= {"head_size": head_size, "phase": phase}
+            judge(launches[before:], head_size, phase)
     fits = all(launch["shared_bytes"] <= limit for launch in launches)
     print(json.dumps({"triton": triton.__version__, "launches": launches, "fits": fits}))
     return 0
