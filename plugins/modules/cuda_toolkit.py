@@ -78,6 +78,8 @@ class Toolkit:
             if subprocess.run(self.get("check"), env=self.environment, capture_output=True, check=False).returncode:
                 self.install("-f", "install")
             self.install("install", "--no-install-recommends", self.p["toolkit"], "g++")
+            if not _NVCC.exists():
+                self.install("install", "--reinstall", *self.damaged())
         self.prove()
         self.module.exit_json(changed=True, nvcc=self.version(), cleared=[str(path) for path in strangers])
 
@@ -120,6 +122,17 @@ class Toolkit:
         query = ["dpkg-query", "-W", "-f", "${db:Status-Abbrev}", self.p["toolkit"]]
         done = subprocess.run(query, capture_output=True, text=True, check=False)
         return done.stdout.startswith("ii") and self.owns_entry() and _NVCC.exists()
+
+    def damaged(self) -> list[str]:
+        """Packages of the toolkit's folder that dpkg takes for installed though files of theirs are gone or altered."""
+        folder = "/usr/local/" + self.p["toolkit"].replace("-toolkit-", "-").replace("-", ".").replace(".", "-", 1)
+        listing = subprocess.run(["dpkg-query", "-S", folder], capture_output=True, text=True, check=False).stdout
+        owners = [name.split(":")[0] for line in listing.splitlines() for name in line.rpartition(": ")[0].split(", ")]
+        verified = {
+            name: subprocess.run(["dpkg", "-V", name], capture_output=True, text=True, check=False).stdout
+            for name in owners
+        }
+        return [name for name, complaints in verified.items() if complaints] or [self.p["toolkit"]]
 
     def is_proven(self) -> bool:
         """Whether this very nvcc was proven for the capability."""

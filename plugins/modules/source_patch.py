@@ -285,8 +285,9 @@ class Patcher:
         for file in self.files.values():
             for stale in (file.path.parent / "__pycache__").glob(f"{file.path.stem}.*.pyc"):
                 stale.unlink()
-            for suffix in (".orig", ".rej"):
-                file.path.with_name(file.path.name + suffix).unlink(missing_ok=True)
+            name = file.path.name
+            for leaving in (f"{name}.orig", f"{name}.rej", f".{name}.part"):
+                file.path.with_name(leaving).unlink(missing_ok=True)
         # What was compiled from the old files would be used again, silently.
         caches = Path(self.params["caches"]) / self.build_id
         if caches.is_dir():

@@ -1,0 +1,43 @@
+"""What the host is and needs, as the card's own figures (FACTS: NVIDIA T4G) and the image's torch say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HOST = "/var/lib/vllm-fleet/host.json"
+
+
+def test_the_card_is_read_from_its_driver(record: Any) -> None:
+    found = record(HOST)["host"]
+    (card,) = found["gpus"]
+    assert card["capability"] == "7.5"
+    assert card["shared_memory_per_block_bytes"] == 49152
+    assert card["shared_memory_per_block_optin_bytes"] == 65536
+    assert card["memory_bytes"] == 15360 * 1024**2
+    assert found["driver"]["version"] == "595.71.05"
+
+
+def test_torch_is_found_in_its_own_environment(host: Any, record: Any) -> None:
+    torch = record(HOST)["host"]["torch"]
+    said = host.check_output(f"{torch['python']} -c 'import torch; print(torch.__version__)'")
+    assert torch["version"] == said
+    assert torch["prefix"] == "/opt/pytorch"
+
+
+def test_the_host_is_measured(host: Any, record: Any) -> None:
+    found = record(HOST)["host"]
+    assert found["architecture"] == host.check_output("uname -m")
+    assert found["memory"]["total_bytes"] == 1024 * int(
+        host.check_output("awk '/^MemTotal:/ {print $2}' /proc/meminfo")
+    )
+    assert found["python"] == host.check_output("python3 -c 'import platform; print(platform.python_version())'")
+
+
+def test_each_decision_has_its_reason(record: Any) -> None:
+    kept = record(HOST)
+    decisions = {decision["topic"]: decision for decision in kept["decisions"]}
+    assert {"capability", "method", "torch", "dtype", "model", "swap", "disk"} <= set(decisions)
+    assert decisions["dtype"]["decision"] == "float16"
+    assert "8.0" in decisions["dtype"]["why"]
+    assert all(len(decision["why"]) > 20 for decision in kept["decisions"])
+    assert kept["plan"]["shared_memory_optin_bytes"] == 65536

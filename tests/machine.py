@@ -1,0 +1,56 @@
+"""A sandbox from nothing, and the proof that nothing of it stays on the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fleet.paths import PROJECT
+
+
+def runner(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a person would."""
+    return subprocess.run(
+        [sys.executable, "-m", "fleet", *words], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+
+
+@contextmanager
+def bare_sandbox() -> Iterator[None]:
+    """Bare hosts inside, and afterwards the machine as it was before."""
+    assert runner("sandbox", "down").returncode == 0
+    before = _state()
+    up = runner("sandbox", "up")
+    assert up.returncode == 0, up.stdout[-2000:] + up.stderr[-2000:]
+    try:
+        yield
+    finally:
+        down = runner("sandbox", "down")
+    assert down.returncode == 0, down.stderr
+    assert _state() == before
+
+
+def _state() -> dict[str, Any]:
+    """What a sandbox must leave as it was."""
+    rules = subprocess.run(["iptables-save"], capture_output=True, text=True, check=False).stdout
+    return {
+        "swaps": Path("/proc/swaps").read_text(),
+        "forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        "mounts": [m for m in Path("/proc/self/mounts").read_text().splitlines() if "vllm-fleet" in m],
+        "rules": sorted(r for r in rules.splitlines() if r.startswith("-A") and "10.213.8." in r),
+        "processes": [p for p in _commands() if "sandbox.standins.server" in p],
+    }
+
+
+def _commands() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,65 @@
+"""Molecule's scenarios, each on the same host: a role finds what the roles before it left, as in a converge."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.paths import PROJECT
+from tests.machine import bare_sandbox
+
+_BIN = Path(sys.executable).parent
+ROLES = (
+    "preflight", "swapfile", "cuda_toolkit_sbsa", "rust", "vllm_source_build", "triton_patch", "secrets_fetch",
+    "vllm_service",
+)  # fmt: skip
+BEHAVIORS = ("default", "interrupted", "drifted")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bare_host() -> Iterator[None]:
+    """One bare host for all scenarios."""
+    with bare_sandbox():
+        yield
+
+
+def molecule_test(scenario: str) -> list[int]:
+    """Runs the scenario's whole sequence; returns how much each of its plays changed, in order."""
+    done = subprocess.run(
+        [str(_BIN / "molecule"), "test", "--no-command-borders", "-s", scenario],
+        cwd=PROJECT,
+        env={**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}", "NO_COLOR": "1", "ANSIBLE_NOCOLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert re.search(r"\d+ passed", done.stdout), done.stdout[-3000:]
+    return [int(found) for found in re.findall(r"^vllm-fleet-host1\s*: .*\bchanged=(\d+)", done.stdout, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_on_its_bare_host(role: str) -> None:
+    check, converge, again, check_again = molecule_test(role)
+    assert converge >= 1
+    assert check >= 1
+    assert (again, check_again) == (0, 0)
+
+
+@pytest.mark.parametrize("behavior", BEHAVIORS)
+def test_a_behavior(behavior: str) -> None:
+    changed = molecule_test(behavior)
+    if behavior == "default":
+        assert changed == [0, 0, 0, 0]
+    else:
+        _before, _side_effect, check, converge, again, check_again = changed
+        assert check >= 5
+        assert converge >= 5
+        assert (again, check_again) == (0, 0)
