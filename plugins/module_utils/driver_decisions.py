@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.host_plan import Plan, Wishes, version_pair
+from ansible.module_utils.published_builds import CUDA, VERSIONS
 
 # Oldest driver branch for a CUDA major, from NVIDIA's CUDA compatibility guide (minor version compatibility, table 1).
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -53,14 +54,18 @@ def decide_module(plan: Plan, host: Mapping[str, Any], wishes: Wishes) -> None:
 
 def decide_cuda(plan: Plan, host: Mapping[str, Any], wishes: Wishes) -> None:
     """Whether the driver speaks the CUDA that is wanted; it says so itself."""
-    have, driver = host["driver"]["cuda"], host["driver"]["version"]
-    wanted, asked = (wishes.cuda, True) if wishes.cuda else (host["torch"]["cuda"], False)
+    have, driver, torch = host["driver"]["cuda"], host["driver"]["version"], host["torch"]
+    if wishes.cuda:
+        wanted, source = wishes.cuda, "preflight_cuda_wanted"
+    elif torch["version"] or plan.method != "wheel":
+        wanted, source = torch["cuda"], f"torch {torch['version']}"
+    else:
+        wanted, source = CUDA, f"the published torch {VERSIONS['torch']}"
     if not wanted or not host["gpus"]:
         return
-    source = "preflight_cuda_wanted" if asked else f"torch {host['torch']['version']}"
     older = version_pair(have) < version_pair(wanted)
     major = version_pair(wanted)[0]
-    if older and (asked or version_pair(have)[0] < major):
+    if older and (wishes.cuda or version_pair(have)[0] < major):
         branch = f" ({OLDEST_DRIVER[major]} or newer for CUDA {major})" if major in OLDEST_DRIVER else ""
         plan.refuse(
             f"driver {driver} speaks CUDA {have}, older than the CUDA {wanted} asked for by {source}",

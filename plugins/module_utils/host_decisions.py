@@ -1,53 +1,14 @@
-"""What a host needs and why, in words, from what it says about itself. Pure: reads and writes nothing.
-
-The arch lists of published builds were read from the cubins inside the wheels on the package index,
-vLLM 0.33.0 and torch 2.14.0, on 2026-12-01.
-"""
+"""What a host needs and why, in words, from what it says about itself. Pure: reads and writes nothing."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.driver_decisions import decide_compiler, decide_cuda, decide_module
 from ansible.module_utils.host_plan import MIB, Plan, Wishes, version_pair
 from ansible.module_utils.model_decisions import decide_model, decide_swap
-
-PUBLISHED_VERSIONS = {"vllm": "0.33.0", "torch": "2.14.0"}
-PUBLISHED: dict[str, dict[str, tuple[str, ...]]] = {
-    "aarch64": {
-        "vllm": ("8.0", "8.6", "8.7", "8.9", "9.0", "9.0a", "10.0", "11.0", "12.0"),
-        "torch": ("8.0", "9.0", "10.0", "10.3", "11.0", "12.0"),
-    },
-    "x86_64": {
-        "vllm": ("7.5", "8.0", "8.6", "8.9", "9.0", "9.0a", "10.0", "12.0"),
-        "torch": ("7.5", "8.0", "8.6", "9.0", "10.0", "10.3", "12.0"),
-    },
-}
-
-
-def listed(arches: Sequence[str], capability: str) -> str:
-    """The entry of an arch list whose code runs on `capability`, or an empty string.
-
-    Takes `7.5`, `sm_75`, `9.0a`, `sm_90a` and `compute_90`. A cubin runs on its own major at the same or
-    a higher minor, an arch-specific one (`a`, `f`) on its own capability alone, PTX on anything newer.
-    """
-    wanted = version_pair(capability)
-    for arch in arches:
-        found = re.fullmatch(r"(sm_|compute_)?(\d+?)\.?(\d)([af]?)", arch)
-        if not found:
-            continue
-        have = (int(found[2]), int(found[3]))
-        if found[1] == "compute_":
-            fits = have <= wanted and not found[4]
-        elif found[4]:
-            fits = have == wanted
-        else:
-            fits = have[0] == wanted[0] and have[1] <= wanted[1]
-        if fits:
-            return arch
-    return ""
+from ansible.module_utils.published_builds import ARCH_LISTS, VERSIONS, listed
 
 
 def _capability(plan: Plan, host: Mapping[str, Any], wishes: Wishes) -> None:
@@ -88,18 +49,18 @@ def _capability(plan: Plan, host: Mapping[str, Any], wishes: Wishes) -> None:
 
 
 def _method(plan: Plan, host: Mapping[str, Any], wishes: Wishes) -> None:
-    published = PUBLISHED.get(plan.architecture)
+    published = ARCH_LISTS.get(plan.architecture)
     torch = host["torch"]
     if published is None:
         plan.refuse(
-            f"architecture {plan.architecture} has no plan; planned are {' '.join(sorted(PUBLISHED))}",
+            f"architecture {plan.architecture} has no plan; planned are {' '.join(sorted(ARCH_LISTS))}",
             "uname -m",
             "use an x86_64 or aarch64 instance type",
         )
         return
     missing = [name for name in ("vllm", "torch") if not listed(published[name], plan.capability)]
     lists = "; ".join(
-        f"{name} {PUBLISHED_VERSIONS[name]} for {plan.architecture} holds {' '.join(published[name])}"
+        f"{name} {VERSIONS[name]} for {plan.architecture} holds {' '.join(published[name])}"
         + (f" and no {plan.capability}" if name in missing else "")
         for name in ("vllm", "torch")
     )

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.cubin import capability_of
-from ansible.module_utils.host_decisions import listed, make_plan
+from ansible.module_utils.host_decisions import make_plan
 from ansible.module_utils.host_plan import MIB
 from ansible.module_utils.host_record import differences, stable
+from ansible.module_utils.published_builds import listed
 from ansible.module_utils.refusals import house_form
 
 from tests.unit.examples import GEMMA, WISHES, driver, filesystem, gpu, host, memory, model, torch

@@ -15,7 +15,7 @@ from ansible.module_utils import driver_probe
 from ansible.module_utils.host_decisions import make_plan
 from ansible.module_utils.host_plan import Plan
 
-from tests.unit.examples import WISHES, driver, host, model
+from tests.unit.examples import WISHES, driver, host, model, torch
 
 # As an H200's host said it on 2026-12-01, driver 580.159.04.
 PROC = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@)
@@ -144,6 +144,14 @@ def test_the_driver_speaks_the_cuda_that_is_wanted(speaks: str, asked: str, refu
     plan = make_plan(host(driver=driver(cuda=speaks)), model(), replace(WISHES, cuda=asked))
     assert len(plan.refusals) == refused
     assert expected in (plan.refusals[0].mend if refused else said(plan, "driver")[0])
+
+
+def test_without_a_torch_of_its_own_an_image_needs_a_driver_for_the_published_one() -> None:
+    # CASES A21: torch for CUDA 13 on driver 535 falls back to the CPU in silence, while nvidia-smi lists the GPU.
+    bare = {"architecture": "x86_64", "torch": torch(version="", cuda="", prefix="", arch_list=[])}
+    old = planned(**bare, driver=driver(version="535.183.01", cuda="12.2"))
+    assert "older than the CUDA 13.0 asked for by the published torch 2.14.0" in old.refusals[0].what
+    assert planned(**bare).refusals == []
 
 
 def test_packages_that_an_upgrade_may_replace_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
