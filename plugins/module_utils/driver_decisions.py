@@ -93,7 +93,7 @@ def decide_compiler(plan: Plan, host: Mapping[str, Any]) -> None:
             f"a C module for Python {compiler['python']} does not compile, and Triton makes one at the first "
             f"request: {compiler['error']}",
             compiler["path"] or "the C compiler",
-            f"apt-get install -y gcc python{compiler['python']}-dev",
+            f"apt-get install -y gcc python{compiler['python'] or '3'}-dev",
         )
     elif not compiler["path"]:
         plan.decide("compiler", "none yet", "cuda_toolkit_sbsa installs one; kernels are launched through it")

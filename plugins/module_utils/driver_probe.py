@@ -120,14 +120,17 @@ def read_compiler(python: str) -> dict[str, str]:
         `path` of the compiler, the folder of the `headers`, `version` of that Python, and the `error` of the trial.
     """
     ask = "import sys, sysconfig; print(sysconfig.get_path('include'), '%d.%d' % sys.version_info[:2])"
-    told = subprocess.run([python, "-Ic", ask], cwd="/", capture_output=True, text=True, check=False)
-    headers, version = told.stdout.split() if told.returncode == 0 else ("", "")
     path = next((found for name in ("gcc", "clang") if (found := shutil.which(name))), "")
-    if headers and not (Path(headers) / "Python.h").is_file():
-        error = f"{headers}/Python.h is not there"
+    try:
+        told = subprocess.run([python, "-Ic", ask], cwd="/", capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return {"path": path, "headers": "", "python": "", "error": f"{python} does not start: {error}"}
+    headers, version = told.stdout.split()
+    if not (Path(headers) / "Python.h").is_file():
+        error_words = f"{headers}/Python.h is not there"
     else:
-        error = _compile_error(path, headers) if path and headers else ""
-    return {"path": path, "headers": headers, "python": version, "error": error}
+        error_words = _compile_error(path, headers) if path else ""
+    return {"path": path, "headers": headers, "python": version, "error": error_words}
 
 
 def _compile_error(compiler: str, headers: str) -> str:

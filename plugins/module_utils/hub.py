@@ -9,6 +9,7 @@ import json
 import urllib.error
 import urllib.request
 from email.message import Message
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
@@ -54,7 +55,7 @@ class Hub:
         self._opener = urllib.request.build_opener(_Redirects())
 
     def sizes(self) -> dict[str, int]:
-        """Size of every file of the model, bytes, by name.
+        """Size of every file in the model's top folder, bytes, by name.
 
         Raises:
             HubError: the hub refuses, does not know the model, or does not answer.
@@ -62,7 +63,8 @@ class Hub:
         files = parsed(self._get(f"/api/models/{self._model}?blobs=true")).get("siblings")
         if not isinstance(files, list):
             raise HubError(0, f"{self.endpoint} answers without a list of files; it is no model hub")
-        return {str(file["rfilename"]): int(file.get("size") or 0) for file in files}
+        # vLLM loads what lies in the top folder.
+        return {file["rfilename"]: int(file.get("size") or 0) for file in files if "/" not in file["rfilename"]}
 
     def read(self, name: str) -> bytes:
         """One small file of the model's main revision.
@@ -82,9 +84,11 @@ class Hub:
         except urllib.error.HTTPError as error:
             error.close()
             raise HubError(error.code, f"{self.endpoint} answers {error.code} for {path}") from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise HubError(0, f"{self.endpoint} does not answer: {reason}") from None
+        except ValueError:
+            # The library's own words hold the header, and the token with it.
+            raise HubError(0, f"{self.endpoint} cannot be asked: the address or the token is malformed") from None
+        except (OSError, HTTPException) as error:
+            raise HubError(0, f"{self.endpoint} does not answer: {getattr(error, 'reason', error)}") from None
         return body
 
 
@@ -96,7 +100,7 @@ def _server(url: str) -> tuple[str, str]:
 def _token(path: str) -> str:
     try:
         return Path(path).read_text().strip() if path else ""
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -84,10 +85,17 @@ def test_a_builder_is_told_what_it_builds_for_and_a_gpu_answers_for_itself(proje
     assert [found[host]["capability"] for host in hosts] == ["7.5", "10.0", "auto", None]
 
 
-def test_the_sandbox_is_in_groups_of_each_kind() -> None:
-    source = (PROJECT / "inventory" / "sandbox.py").read_text()
-    for kind in ("vllm", "capability_7_5", "architecture_"):
-        assert f'"{kind}' in source
+def test_the_sandbox_is_in_a_group_of_each_kind(tmp_path: Path) -> None:
+    record = tmp_path / "vllm-fleet" / "sandbox" / "world.json"
+    record.parent.mkdir(parents=True)
+    world = {"podman": "podman", "files_url": "f", "aws_url": "a", "cuda_key_fingerprint": "k", "rust": None}
+    record.write_text(json.dumps({**world, "hosts": [{"name": "one", "address": "10.0.0.1"}]}))
+    done = subprocess.run(
+        [sys.executable, str(PROJECT / "inventory" / "sandbox.py"), "--list"],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    groups = {name for name, group in json.loads(done.stdout).items() if "one" in group.get("hosts", [])}
+    assert groups == {"vllm", "sandbox", "capability_7_5", f"architecture_{os.uname().machine}"}
 
 
 def test_group_vars_hold_only_variables_that_something_takes() -> None:

@@ -194,6 +194,7 @@ def test_a_compiler_that_fails_and_headers_that_lack_are_told(tmp_path: Path, mo
     python.chmod(0o755)
     found = driver_probe.read_compiler(str(python))
     assert found["error"] == f"{tmp_path}/include/Python.h is not there"
+    assert "does not start" in driver_probe.read_compiler(str(tmp_path / "none"))["error"]
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert driver_probe.read_compiler(sys.executable)["path"] == ""
 

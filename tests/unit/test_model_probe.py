@@ -147,6 +147,20 @@ def test_a_gated_model_answers_401_or_403(hub: Any, tmp_path: Path, token: str, 
     assert found["largest_bytes"] == (0 if token == "nobody" else 10_246_621_918)
 
 
+def test_a_token_that_no_header_can_hold_is_told_without_its_text(hub: Any, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hf_part\nhf_rest")
+    found = ask(hub()[0], str(tmp_path / "token"))
+    assert "the address or the token is malformed" in found["silence"]["words"]
+    assert "hf_" not in json.dumps(found)
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    assert ask(hub()[0], str(tmp_path / "token"))["silence"] == {}
+
+
+def test_only_the_top_folder_counts(hub: Any) -> None:
+    sizes = {"original/consolidated.00.pth": 900, "onnx/model.safetensors": 800, "pytorch_model.bin": 70}
+    assert ask(hub(sizes=sizes)[0])["weights_bytes"] == 70
+
+
 def test_without_an_answer_nothing_is_known_unless_it_was_told_or_given_before(hub: Any) -> None:
     url, _ = hub(broken=503)
     unknown = ask(url)
