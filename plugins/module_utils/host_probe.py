@@ -7,37 +7,16 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Asked in a child process: a driver library that crashes must not take the probe with it. Numbers are the CUDA
-# driver API's CUdevice_attribute: 8 shared memory per block, 97 the same with opt-in, 75 and 76 the capability.
-_CUDA = """
-import ctypes, json
-cuda = ctypes.CDLL("libcuda.so.1")
-def ask(name, *args):
-    code = getattr(cuda, name)(*args)
-    if code:
-        raise SystemExit(f"{name} answered {code}")
-ask("cuInit", 0)
-version, count, value = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-ask("cuDriverGetVersion", ctypes.byref(version))
-ask("cuDeviceGetCount", ctypes.byref(count))
-gpus = []
-for index in range(count.value):
-    device, size, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(128)
-    ask("cuDeviceGet", ctypes.byref(device), index)
-    ask("cuDeviceGetName", name, 128, device)
-    ask("cuDeviceTotalMem_v2", ctypes.byref(size), device)
-    def attribute(number):
-        ask("cuDeviceGetAttribute", ctypes.byref(value), number, device)
-        return value.value
-    gpus.append({"name": name.value.decode(), "capability": f"{attribute(75)}.{attribute(76)}",
-        "memory_bytes": size.value, "shared_memory_per_block_bytes": attribute(8),
-        "shared_memory_per_block_optin_bytes": attribute(97)})
-print(json.dumps({"cuda": f"{version.value // 1000}.{version.value % 1000 // 10}", "gpus": gpus}))
-"""
+from ansible.module_utils.driver_probe import read_compiler, read_driver, read_gpus
+from ansible.module_utils.mounts import existing, mount_of, unescape
+
+# Written by cloud-init at every boot; the part that every user may read.
+_INSTANCE_DATA = Path("/run/cloud-init/instance-data.json")
 _TORCH = """
 import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
@@ -54,7 +33,9 @@ def read_host(paths: Sequence[str], torch_prefixes: Sequence[str], swapfile: str
         swapfile: this project's own swapfile, which no decision may count on.
         cache: file of torch's own answer, which is asked again only where its files changed.
     """
-    gpu = _gpus()
+    gpu = read_gpus()
+    temporary = tempfile.gettempdir()
+    torch = _torch(torch_prefixes, cache)
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     return {
         "architecture": platform.machine(),
@@ -63,71 +44,25 @@ def read_host(paths: Sequence[str], torch_prefixes: Sequence[str], swapfile: str
             "version_id": release.get("VERSION_ID", "").strip('"'),
             "codename": release.get("VERSION_CODENAME", "").strip('"'),
         },
+        "ami": _ami(),
         "python": platform.python_version(),
         "memory": _memory(swapfile),
         "filesystems": {path: _filesystem(path) for path in paths},
+        "temporary": {"path": temporary, **_filesystem(temporary)},
         "gpus": gpu["gpus"],
         "gpu_error": gpu["error"],
-        "driver": {"version": _driver(), "cuda": gpu["cuda"]},
-        "torch": _torch(torch_prefixes, cache),
+        "driver": {**read_driver(gpu["library"]), "cuda": gpu["cuda"]},
+        "compiler": read_compiler(torch["python"] or sys.executable),
+        "torch": torch,
     }
 
 
-def read_model(path: str, checkpoint_bytes: int) -> dict[str, Any]:
-    """What a local model's folder holds; for a name on the hub only the size that was given is known."""
-    folder = Path(path)
-    known: dict[str, Any] = {
-        "path": path,
-        "exists": False,
-        "config": False,
-        "chat_template": False,
-        "model_type": "",
-    }
-    known |= {"largest_bytes": checkpoint_bytes, "weights_bytes": checkpoint_bytes}
-    if not path.startswith("/") or not folder.is_dir():
-        return known
-    sizes = _weights(folder)
-    config = _json(folder / "config.json")
-    template = any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
-    return {
-        **known,
-        "exists": True,
-        "config": (folder / "config.json").is_file(),
-        "chat_template": template or "chat_template" in _json(folder / "tokenizer_config.json"),
-        "model_type": str(config.get("model_type", "")),
-        "largest_bytes": max(sizes, default=checkpoint_bytes),
-        "weights_bytes": sum(sizes) or checkpoint_bytes,
-    }
-
-
-def _weights(folder: Path) -> list[int]:
-    """Sizes of the weight files that are loaded: safetensors where there are any, else the older formats."""
-    for patterns in (("*.safetensors",), ("*.bin", "*.pt", "*.pth"), ("*.gguf",)):
-        sizes = [file.stat().st_size for pattern in patterns for file in folder.glob(pattern)]
-        if sizes:
-            return sizes
-    return []
-
-
-def _gpus() -> dict[str, Any]:
-    command = [sys.executable, "-c", _CUDA]
-    try:
-        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)
-    except subprocess.TimeoutExpired:
-        return {"gpus": [], "cuda": "", "error": "the driver library did not answer within 60 s"}
-    if done.returncode:
-        words = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        return {"gpus": [], "cuda": "", "error": words}
-    return {**json.loads(done.stdout), "error": ""}
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
+def _ami() -> str:
+    """Image that the instance was started from; empty off EC2."""
+    found: Any = _json(_INSTANCE_DATA)
+    for key in ("ds", "meta_data", "ami-id"):
+        found = found.get(key, {}) if isinstance(found, dict) else {}
+    return found if isinstance(found, str) else ""
 
 
 def _memory(swapfile: str) -> dict[str, int]:
@@ -136,31 +71,28 @@ def _memory(swapfile: str) -> dict[str, int]:
     own = 0
     for line in Path("/proc/swaps").read_text().splitlines()[1:]:
         name, _, size = line.split()[:3]
-        if name == swapfile:
+        if unescape(name) == swapfile:
             own = int(size) * 1024
     return {
         "total_bytes": table["MemTotal"],
         "swap_total_bytes": table["SwapTotal"],
         "own_swap_bytes": own,
+        "swapfile_bytes": Path(swapfile).stat().st_size if swapfile and Path(swapfile).is_file() else 0,
         "overcommit_memory": int(Path("/proc/sys/vm/overcommit_memory").read_text()),
         "commit_limit_bytes": table["CommitLimit"],
     }
 
 
 def _filesystem(path: str) -> dict[str, Any]:
-    place = Path(path)
-    while not place.exists():
-        place = place.parent
-    found = os.statvfs(place)
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    inside = [m for m in mounts if place == Path(m[1]) or Path(m[1]) in place.resolve().parents]
-    # Of two mounts on one folder the later one is seen.
-    device, mount, fstype, options = max(reversed(inside), key=lambda m: len(m[1]))[:4]
+    place = existing(Path(path))
+    found, mount = os.statvfs(place), mount_of(place)
     return {
-        "device": device,
-        "mount": mount,
-        "fstype": fstype,
-        "noexec": "noexec" in options.split(","),
+        # Two paths on one file system share its space, whatever their mounts are called.
+        "id": place.stat().st_dev,
+        "device": mount.device,
+        "mount": mount.point,
+        "fstype": mount.fstype,
+        "noexec": "noexec" in mount.options,
         "free_bytes": found.f_bavail * found.f_frsize,
         "free_inodes": found.f_favail,
         "total_inodes": found.f_files,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_decisions import Refusal, house_form
 from ansible.module_utils.patch_engine import Conflict, Patch, apply, decoded, marked_revision, revert
 from ansible.module_utils.patch_files import installed_digest, replace_set, sha256, write_whole
 from ansible.module_utils.patch_registry import PATCHES
+from ansible.module_utils.refusals import Refusal, house_form
 
 DOCUMENTATION = r"""
 module: source_patch

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_decisions import Wishes, differences, house_form, make_plan, stable
-from ansible.module_utils.host_probe import read_host, read_model, torch_cache
+from ansible.module_utils.host_decisions import make_plan
+from ansible.module_utils.host_plan import Wishes
+from ansible.module_utils.host_probe import read_host, torch_cache
+from ansible.module_utils.host_record import differences, stable
+from ansible.module_utils.model_probe import read_model
+from ansible.module_utils.refusals import house_form
 
 DOCUMENTATION = r"""
 module: vllm_host
 short_description: Read a host and plan what it needs
-description: [Sets the facts vllm_host and vllm_plan. A plan with refusals fails, with nothing changed.]
+description:
+  - Sets the facts vllm_host and vllm_plan. A plan with refusals fails, with nothing changed.
+  - Keeps what it found in C(host.json); C(differences) is what the host no longer has in common with that.
 options:
   host: {type: str, required: true, description: Name of the host in messages.}
   method: {type: str, choices: [auto, wheel, source], default: auto, description: How vLLM comes to the host.}
@@ -23,20 +29,51 @@ options:
   cuda: {type: str, default: '', description: CUDA that the driver must speak.}
   torch_prefixes: {type: list, elements: str, required: true, description: Environments in which torch may be.}
   model: {type: str, default: '', description: "Model, a folder on the host or a name on the hub."}
-  checkpoint_bytes: {type: int, default: 0, description: Largest file of a checkpoint that is not here yet.}
+  hub_endpoint: {type: str, default: '', description: Address of the hub that is asked about a model; empty for none.}
+  token_file: {type: str, default: '', description: File on the host that holds the hub's token.}
+  checkpoint_bytes: {type: int, default: 0, description: Largest file of a checkpoint that cannot be asked for.}
+  vllm_versions: {type: list, elements: str, default: [], description: Versions of vLLM to be installed.}
+  arguments: {type: list, elements: str, default: [], description: Further arguments of vLLM's server.}
   swap_margin_mib: {type: int, default: 1024, description: "Room beside the checkpoint, MiB."}
   swapfile: {type: str, default: '', description: "This project's own swapfile."}
-  writes: {type: list, elements: dict, required: true, description: "path, wheel_mib, source_mib, inodes, exec."}
+  writes:
+    type: list
+    elements: dict
+    required: true
+    description: Where builds and releases write, and what they need there.
+    suboptions:
+      path: {type: path, required: true, description: Folder that is written to.}
+      wheel_mib: {type: int, default: 0, description: "Room wanted for a published wheel, MiB."}
+      source_mib: {type: int, default: 0, description: "Room wanted for a source build, MiB."}
+      inodes: {type: int, default: 0, description: Files that are made.}
+      exec: {type: bool, default: false, description: What lies there is run.}
+      model: {type: bool, default: false, description: A model from the hub is kept there too.}
+  releases: {type: path, required: true, description: Folder of the releases; one in place has had its room.}
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
 author: [vllm-fleet]
 """
 EXAMPLES = """
 ---
-- vllm_host: {host: one, capabilities: ['7.5'], torch_prefixes: [/opt/pytorch], writes: []}
+- vllm_host:
+    host: one
+    capabilities: ['7.5']
+    torch_prefixes: [/opt/pytorch]
+    writes: []
+    releases: /opt/vllm/releases
 """
-RETURN = (
-    "plan: {type: dict, returned: always, description: 'capability, method, dtype, swap_mib, decisions, refusals.'}"
-)
+RETURN = """
+plan: {type: dict, returned: always, description: "capability, method, dtype, swap_mib, decisions, refusals."}
+recorded: {type: bool, returned: success, description: Whether an earlier run kept a record.}
+differences: {type: list, returned: success, description: "What differs from that record, name, before and now."}
+"""
+_WRITES = {
+    "path": {"type": "path", "required": True},
+    "wheel_mib": {"type": "int", "default": 0},
+    "source_mib": {"type": "int", "default": 0},
+    "inodes": {"type": "int", "default": 0},
+    "exec": {"type": "bool", "default": False},
+    "model": {"type": "bool", "default": False},
+}
 
 
 def main() -> None:
@@ -50,60 +87,81 @@ def main() -> None:
             "cuda": {"type": "str", "default": ""},
             "torch_prefixes": {"type": "list", "elements": "str", "required": True},
             "model": {"type": "str", "default": ""},
+            "hub_endpoint": {"type": "str", "default": ""},
+            "token_file": {"type": "str", "default": "", "no_log": False},
             "checkpoint_bytes": {"type": "int", "default": 0},
+            "vllm_versions": {"type": "list", "elements": "str", "default": []},
+            "arguments": {"type": "list", "elements": "str", "default": []},
             "swap_margin_mib": {"type": "int", "default": 1024},
             "swapfile": {"type": "str", "default": ""},
-            "writes": {"type": "list", "elements": "dict", "required": True},
+            "writes": {"type": "list", "elements": "dict", "required": True, "options": _WRITES},
+            "releases": {"type": "path", "required": True},
             "state": {"type": "path", "default": "/var/lib/vllm-fleet"},
         },
         supports_check_mode=True,
     )
     p = module.params
     state = Path(p["state"])
+    recorded = _read(state / "host.json")
     paths = [write["path"] for write in p["writes"]] + ([p["swapfile"]] if p["swapfile"] else [])
     host = read_host(paths, p["torch_prefixes"], p["swapfile"], state / "torch.json")
+    model = read_model(
+        p["model"], p["hub_endpoint"], p["token_file"], p["checkpoint_bytes"], recorded.get("model") or {}
+    )
     wishes = Wishes(
         method=p["method"],
         capability=p["capability"],
         capabilities=tuple(p["capabilities"]),
         cuda=p["cuda"],
-        checkpoint_bytes=p["checkpoint_bytes"],
+        vllm_versions=tuple(p["vllm_versions"]),
+        arguments=tuple(p["arguments"]),
+        token_file=p["token_file"],
         swap_margin_mib=p["swap_margin_mib"],
         swapfile_path=p["swapfile"],
         writes=tuple(p["writes"]),
         # A host that holds a release already has spent the room that a release wants.
-        disk_enforced=not any(Path("/opt/vllm/releases").glob("*/release.json")),
+        disk_enforced=not any(Path(p["releases"]).glob("*/release.json")),
     )
-    plan = make_plan(host, read_model(p["model"], p["checkpoint_bytes"]), wishes)
+    plan = make_plan(host, model, wishes)
     facts = plan.facts()
     if plan.refusals:
         module.fail_json(msg=house_form(plan.refusals, p["host"]), plan=facts, refused=True)
-    record = {**stable(host, facts), "decisions": facts["decisions"]}
-    changes = _keep(state / "host.json", record, module.check_mode)
-    _keep(state / "torch.json", torch_cache(host), module.check_mode)
+    found = stable(host, model, facts)
+    before = {key: recorded[key] for key in found if key in recorded}
+    changes: list[str] = differences(before, found)
+    if changes and not module.check_mode:
+        _write(state / "host.json", {**found, "decisions": facts["decisions"]})
+    cache = torch_cache(host)
+    if cache != _read(state / "torch.json") and not module.check_mode:
+        _write(state / "torch.json", cache)
     module.exit_json(
         changed=bool(changes),
+        recorded=bool(recorded),
         differences=changes,
+        diff={"before": _text(before) if before else "", "after": _text(found)},
         plan=facts,
         ansible_facts={"vllm_host": host, "vllm_plan": facts},
     )
 
 
-def _keep(path: Path, record: dict[str, Any], check_mode: bool) -> list[str]:
-    """Writes the record where it differs in what does not move by itself; the differences."""
+def _read(path: Path) -> dict[str, Any]:
     try:
-        before = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError):
-        before = {}
-    still = {key: value for key, value in record.items() if key != "decisions"}
-    changes: list[str] = differences({key: value for key, value in before.items() if key != "decisions"}, still)
-    if changes and not check_mode:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-        part.chmod(0o644)
-        part.replace(path)
-    return changes
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(_text(record))
+    part.chmod(0o644)
+    part.replace(path)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.mounts import mount_of, unescape
 
 DOCUMENTATION = r"""
 module: vllm_swapfile
@@ -38,8 +39,24 @@ _PAGES = (4096, 16384, 65536)
 # A cancelled run's module goes on writing on the host; at 100 MB/s it is done with 60 GB by then.
 _WAIT_SECONDS = 600
 _FSTAB = Path("/etc/fstab")
-# swapon needs blocks of its own: none on an overlay or in memory, none that the kernel can reach over a network.
+# swapon needs blocks of its own (checked: an overlay and a tmpfs are refused with EINVAL).
 _FILESYSTEMS = ("ext4", "ext3", "xfs", "btrfs")
+_UNFIT = {
+    "overlay": "an overlay, which has no blocks of its own",
+    "tmpfs": "a tmpfs, which is memory itself",
+    "ramfs": "a ramfs, which is memory itself",
+    **dict.fromkeys(
+        ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "9p", "virtiofs", "fuse.sshfs", "fuse.glusterfs"),
+        "a network file system, which wants memory to write what memory cannot hold",
+    ),
+}
+
+
+def swapoff_problem(used_bytes: int, available_bytes: int) -> str:
+    """Why a swapfile must stay on: what lies in it has to fit into the memory that is available; empty if it does."""
+    if used_bytes < available_bytes:
+        return ""
+    return f"holds {used_bytes // _MIB} MiB and {available_bytes // _MIB} are available: it must stay on"
 
 
 class Swapfile:
@@ -57,21 +74,24 @@ class Swapfile:
         """Probe, decide, act, verify."""
         wanted = self.size > 0
         if self.size < 0:
-            self.fail(f"of {self.size // _MIB} MiB was asked for, and 0 or more is wanted", "set swapfile_size_mib: 0")
+            self.refuse(
+                f"of {self.size // _MIB} MiB was asked for, and 0 or more is wanted", "set swapfile_size_mib: 0"
+            )
         self.wait_for_another_run()
         self.check_it_is_ours()
         active, right = self.is_active(), self.is_right_size()
         self.before = self.describe()
+        # Every guard before the first act.
+        aside_first = self.check_filesystem() if wanted and not right else False
+        if active and not (wanted and right):
+            self.check_memory()
         if self.aside.exists():
             self.do("remove what an interrupted run left", lambda: self.aside.unlink())
         if wanted and not right:
-            aside_first = self.check_filesystem()
-            if active:
-                self.check_memory()
             if aside_first:
                 self.do(f"make {self.size // _MIB} MiB", self.make)
             if active:
-                self.do("switch the old size off", lambda: self.call("swapoff", str(self.path)))
+                self.do("switch the old size off", self.switch_off)
             if not aside_first:
                 self.do("remove the old one to make room", lambda: self.path.unlink())
                 self.do(f"make {self.size // _MIB} MiB", self.make)
@@ -82,8 +102,7 @@ class Swapfile:
         elif wanted and not self.is_private():
             self.do("take it from other users", self.make_private)
         if not wanted and active:
-            self.check_memory()
-            self.do("switch off", lambda: self.call("swapoff", str(self.path)))
+            self.do("switch off", self.switch_off)
         entries, kept = self.fstab()
         line = f"{self.path} none swap sw 0 0"
         if entries != ([line] if wanted else []):
@@ -97,7 +116,7 @@ class Swapfile:
             self.do("switch on", lambda: self.call("swapon", str(self.path)))
         if not self.module.check_mode and self.is_active() != wanted:
             self.fail("is not as wanted after all steps", f"swapon {self.path}")
-        after = f"{self.size // _MIB} MiB, on\n" if wanted else "none\n"
+        after = f"{self.size // _MIB} MiB, 0600, on\n{_FSTAB}: {line}\n" if wanted else "none\n"
         self.module.exit_json(
             changed=bool(self.actions),
             actions=self.actions,
@@ -105,10 +124,13 @@ class Swapfile:
         )
 
     def describe(self) -> str:
-        """What is there, in words, for a diff."""
+        """What is there, in words, for a diff: size, mode, whether it is on, and its entries in fstab."""
+        entries = "".join(f"{_FSTAB}: {line}\n" for line in self.fstab()[0])
         if not self.path.exists():
-            return "none\n"
-        return f"{self.path.stat().st_size // _MIB} MiB, {'on' if self.is_active() else 'off'}\n"
+            return f"none\n{entries}"
+        found = self.path.stat()
+        state = "on" if self.is_active() else "off"
+        return f"{found.st_size // _MIB} MiB, {stat.S_IMODE(found.st_mode):04o}, {state}\n{entries}"
 
     def wait_for_another_run(self) -> None:
         """A run that is still writing aside holds a lock on it: neither disturb it nor format what it writes."""
@@ -139,7 +161,7 @@ class Swapfile:
                 start = file.read(_PAGES[-1])
             if any(start[page - 10 : page] == _SIGNATURE for page in _PAGES) or not start:
                 return
-        self.fail(
+        self.refuse(
             "exists and is no swapfile; it is left alone, and a swapfile or nothing is wanted there",
             "set swapfile_path to a path that is free",
         )
@@ -158,7 +180,7 @@ class Swapfile:
         """Bytes that lie in it, as the kernel lists them under this path; -1 where it does not."""
         for line in Path("/proc/swaps").read_text().splitlines()[1:]:
             name, _, _, used = line.split()[:4]
-            if name == str(self.path):
+            if unescape(name) == str(self.path):
                 return int(used) * 1024
         return -1
 
@@ -209,30 +231,32 @@ class Swapfile:
         """
         folder = self.path.parent
         if not folder.is_dir():
-            self.fail(f"has no folder {folder}", f"mkdir -p {folder}")
-        done = subprocess.run(
-            ["findmnt", "-no", "FSTYPE", "-T", str(folder)], capture_output=True, text=True, check=False
-        )
-        kind = done.stdout.strip()
+            self.refuse(f"has no folder {folder}", f"mkdir -p {folder}")
+        kind = mount_of(folder).fstype
         if kind not in _FILESYSTEMS:
-            self.fail(
-                f"would lie on {kind or 'an unknown filesystem'}, and one of {', '.join(_FILESYSTEMS)} is wanted",
-                "set swapfile_path to a disk",
+            self.refuse(
+                f"would lie on {_UNFIT.get(kind, kind)}; one of {', '.join(_FILESYSTEMS)} is wanted",
+                "set swapfile_path to a path on a local disk",
             )
         room = os.statvfs(folder)
         left = self.aside.stat().st_blocks * 512 if self.aside.exists() else 0
         beside = room.f_bavail * room.f_frsize + left
         free = beside + (self.path.stat().st_blocks * 512 if self.path.exists() else 0)
         if free < self.size + 64 * _MIB:
-            self.fail(
+            self.refuse(
                 f"wants {self.size // _MIB} MiB and {free // _MIB} are free",
                 "free space, or set swapfile_path to a larger disk",
             )
         self.btrfs = kind == "btrfs"
         return bool(beside >= self.size + 64 * _MIB)
 
+    def switch_off(self) -> None:
+        """Takes it out of use; minutes may have passed since the guards looked."""
+        self.check_memory()
+        self.call("swapoff", str(self.path))
+
     def check_memory(self) -> None:
-        """What lies in swap fits into the memory that is available."""
+        """What lies in it fits into the memory that is available."""
         table = {}
         for line in Path("/proc/meminfo").read_text().splitlines():
             name, value = line.split(":")
@@ -240,11 +264,9 @@ class Swapfile:
         used = self.used_bytes()
         if used < 0:
             used = table["SwapTotal"] - table["SwapFree"]
-        if used > table["MemAvailable"]:
-            self.fail(
-                f"holds {used // _MIB} MiB and {table['MemAvailable'] // _MIB} are available: it must stay on",
-                "stop what uses memory, then converge again",
-            )
+        problem = swapoff_problem(used, table["MemAvailable"])
+        if problem:
+            self.refuse(problem, "stop what uses memory, then converge again")
 
     def make(self) -> None:
         """Writes every block beside the path, and formats it; a lock tells other runs that it is being made."""
@@ -298,10 +320,15 @@ class Swapfile:
         if done.returncode:
             self.fail(f"{argv[0]} said: {done.stderr.strip()}", " ".join(argv))
 
-    def fail(self, what: str, mend: str) -> NoReturn:
+    def refuse(self, what: str, mend: str) -> NoReturn:
+        """Ends before anything is touched, as a guard."""
+        self.fail(what, mend, refused=True)
+
+    def fail(self, what: str, mend: str, *, refused: bool = False) -> NoReturn:
         """Ends in the house form."""
         self.module.fail_json(
-            msg=f"swapfile: {self.path} {what}\n  where: {os.uname().nodename} {self.path}\n  mend:  {mend}"
+            msg=f"swapfile: {self.path} {what}\n  where: {os.uname().nodename} {self.path}\n  mend:  {mend}",
+            refused=refused,
         )
         raise AssertionError("fail_json returns never")
 

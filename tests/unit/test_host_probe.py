@@ -37,25 +37,6 @@ def test_another_card_can_stand_in(tmp_path: Path) -> None:
     assert done.stdout == "NVIDIA L4, 8.9\n"
 
 
-def test_a_driver_library_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: object, timeout: float = 0, **__: object) -> None:
-        assert timeout
-        raise subprocess.TimeoutExpired("python", timeout)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    assert "did not answer within 60 s" in host_probe._gpus()["error"]
-
-
-def test_a_folder_of_older_weights_counts_by_its_own_files(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(bytes(300))
-    (tmp_path / "other.bin").write_bytes(bytes(200))
-    found = host_probe.read_model(str(tmp_path), 10_246_621_918)
-    assert (found["largest_bytes"], found["weights_bytes"]) == (300, 500)
-    (tmp_path / "model.safetensors").write_bytes(bytes(100))
-    found = host_probe.read_model(str(tmp_path), 10_246_621_918)
-    assert (found["largest_bytes"], found["weights_bytes"]) == (100, 100)
-
-
 def test_own_swap_is_told_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_text
     swaps = "Filename Type Size Used Priority\n/var/swapfile file 65532 0 -2\n/dev/zram0 partition 1024 0 100\n"
@@ -64,3 +45,20 @@ def test_own_swap_is_told_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert host_probe._memory("/var/swapfile")["own_swap_bytes"] == 65532 * 1024
     assert host_probe._memory("/srv/swapfile")["own_swap_bytes"] == 0
+
+
+def test_the_image_is_read_from_cloud_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "instance-data.json"
+    monkeypatch.setattr(host_probe, "_INSTANCE_DATA", data)
+    assert host_probe._ami() == ""
+    data.write_text(json.dumps({"ds": {"meta_data": {"ami-id": "ami-0123"}}, "v1": {"cloud_name": "aws"}}))
+    assert host_probe._ami() == "ami-0123"
+    data.write_text(json.dumps({"ds": "no dictionary"}))
+    assert host_probe._ami() == ""
+
+
+def test_paths_on_one_file_system_share_its_identity(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    one, other = host_probe._filesystem(str(tmp_path / "a" / "not" / "there")), host_probe._filesystem(str(tmp_path))
+    assert one["id"] == other["id"] != host_probe._filesystem("/proc")["id"]
+    assert one["total_inodes"] >= one["free_inodes"] > 0

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.host_decisions import house_form
 from ansible.module_utils.patch_engine import Edit, Patch, apply
 from ansible.module_utils.patch_registry import ATTENTION, TILE_CLAMP
+from ansible.module_utils.refusals import house_form
 
 from tests.conftest import PROJECT
 from tests.unit.test_patch_sources import SOURCE, UPSTREAM_FIX, tiles

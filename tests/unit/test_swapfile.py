@@ -5,13 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils import mounts
 
 from plugins.modules import vllm_swapfile
-from plugins.modules.vllm_swapfile import Swapfile
+from plugins.modules.vllm_swapfile import Swapfile, swapoff_problem
+from tests.conftest import PROJECT
 
 _MIB = 1024 * 1024
 
@@ -98,6 +102,15 @@ def test_made_whole_private_entered_and_then_left_alone(host: Host) -> None:
     assert (again["changed"], again["diff"]["before"]) == (False, again["diff"]["after"])
 
 
+def test_a_diff_says_what_was_and_what_will_be(host: Host) -> None:
+    line = f"{host.fstab}: {host.path} none swap sw 0 0\n"
+    assert host.run(8, check_mode=True)["diff"] == {"before": "none\n", "after": f"8 MiB, 0600, on\n{line}"}
+    assert host.run(8)["diff"]["after"] == host.run(8)["diff"]["before"]
+    host.path.chmod(0o644)
+    assert host.run(8)["diff"]["before"] == f"8 MiB, 0644, on\n{line}"
+    assert host.run(0)["diff"] == {"before": f"8 MiB, 0600, on\n{line}", "after": "none\n"}
+
+
 @pytest.mark.parametrize("size_mib", [8, 0])
 def test_a_file_that_is_no_swapfile_is_neither_overwritten_nor_removed(host: Host, size_mib: int) -> None:
     host.path.write_text("someone's data\n" * 1000)
@@ -177,3 +190,110 @@ def test_an_entry_with_other_options_is_replaced_and_absence_leaves_the_rest(hos
     assert host.run(0)["actions"] == ["switch off", "take out of fstab", "remove"]
     assert host.fstab.read_text() == "# kept\n"
     assert host.run(0)["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("used", "available", "stays"),
+    [
+        (0, 1, False),
+        (4096 * _MIB, 4097 * _MIB, False),
+        (4096 * _MIB, 4096 * _MIB, True),
+        (512 * _MIB, 100 * _MIB, True),
+    ],
+)
+def test_what_lies_in_swap_must_fit_into_memory(used: int, available: int, stays: bool) -> None:
+    # CASES C09.
+    problem = swapoff_problem(used, available)
+    assert bool(problem) is stays
+    if stays:
+        assert problem == f"holds {used // _MIB} MiB and {available // _MIB} are available: it must stay on"
+
+
+@pytest.mark.parametrize("size_mib", [16, 0])
+def test_a_swapfile_whose_content_does_not_fit_stays_on(
+    host: Host, size_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run(8)
+    host.called.clear()
+    host.path.with_name("swapfile.new").write_bytes(b"left")
+    monkeypatch.setattr(Swapfile, "used_bytes", lambda _: 1 << 50)
+    result = host.run(size_mib)
+    assert "it must stay on" in result["msg"]
+    assert result["refused"]
+    assert (host.called, host.on, host.path.stat().st_size) == ([], {str(host.path)}, 8 * _MIB)
+    assert host.path.with_name("swapfile.new").exists()
+
+
+def test_memory_that_fills_up_while_the_new_one_is_made_keeps_the_old_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run(8)
+    answers = iter([0, 1 << 50])
+    monkeypatch.setattr(Swapfile, "used_bytes", lambda _: next(answers))
+    assert "it must stay on" in host.run(16)["msg"]
+    assert host.on == {str(host.path)}
+    assert host.path.stat().st_size == 8 * _MIB
+
+
+MOUNTINFO = """22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw
+31 22 0:40 / /mnt/efs rw,relatime shared:9 - nfs4 fs-1.efs.example:/ rw,vers=4.1
+32 22 0:41 / /mnt/with\\040blank rw,noexec,relatime - xfs /dev/nvme1n1 rw
+33 22 0:42 / /srv rw,relatime master:1 propagate_from:2 - tmpfs tmpfs rw
+34 33 259:2 / /srv rw,relatime - ext4 /dev/nvme2n1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "fstype", "device"),
+    [
+        ("/var/swapfile", "ext4", "/dev/root"),
+        ("/mnt/efs/swap", "nfs4", "fs-1.efs.example:/"),
+        ("/mnt/efsx", "ext4", "/dev/root"),
+        ("/mnt/with blank/swap", "xfs", "/dev/nvme1n1"),
+        # Of two mounts on one folder the later one is seen.
+        ("/srv/swap", "ext4", "/dev/nvme2n1"),
+    ],
+)
+def test_the_mount_of_a_path_is_read_as_the_kernel_lists_it(path: str, fstype: str, device: str) -> None:
+    found = mounts.covering(mounts.parse(MOUNTINFO), Path(path))
+    assert (found.fstype, found.device) == (fstype, device)
+    assert ("noexec" in found.options) is (fstype == "xfs")
+
+
+def test_a_network_file_system_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    efs = mounts.covering(mounts.parse(MOUNTINFO), Path("/mnt/efs"))
+    monkeypatch.setattr(vllm_swapfile, "mount_of", lambda _: efs)
+    result = host.run(8)
+    assert "would lie on a network file system" in result["msg"]
+    assert result["refused"]
+    assert list(host.path.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting wants root")
+@pytest.mark.parametrize(
+    ("mount", "expected"),
+    [
+        (
+            "mount -t overlay overlay -o lowerdir={0}/low,upperdir={0}/up,workdir={0}/work {0}/at",
+            "an overlay, which has",
+        ),
+        ("mount -t tmpfs tmpfs {0}/at", "a tmpfs, which is memory itself"),
+    ],
+)
+def test_a_real_mount_that_cannot_swap_is_refused(tmp_path: Path, mount: str, expected: str) -> None:
+    # An overlay wants an upper layer that is none itself; /tmp may lie on one, so it gets a tmpfs.
+    script = (
+        f"mount -t tmpfs tmpfs {tmp_path} && cd {tmp_path} && mkdir low up work at && "
+        f"{mount.format(tmp_path)} && exec {Path(sys.executable).parent}/ansible localhost -c local --check "
+        f"-m vllm_swapfile -a 'path={tmp_path}/at/swapfile size_mib=8'"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        cwd=PROJECT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"would lie on {expected}" in " ".join(done.stdout.split())
