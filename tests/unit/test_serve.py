@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils import service_state
+from ansible.module_utils import service_checks, service_state
 from ansible.module_utils.service_checks import Problem
 
 from fleet.paths import PROJECT
@@ -241,7 +241,7 @@ def test_a_problem_with_the_host_is_refused_before_the_stop(host: Host, monkeypa
     host.serve()
     for name in ("check_port", "check_gpu", "check_cache"):
         with monkeypatch.context() as patched:
-            patched.setattr(vllm_serve.service_checks, name, lambda *_: Problem("WHAT", "WHERE", "MEND"))
+            patched.setattr(service_checks, name, lambda *_: Problem("WHAT", "WHERE", "MEND"))
             calls = host.systemd.calls()
             assert host.serve("two")["msg"] == "vllm_service: WHAT\n  where: WHERE\n  mend:  MEND"
             assert host.systemd.calls() == calls
@@ -373,7 +373,7 @@ def test_caches_of_other_arguments_and_of_gone_releases_go_after_the_gate(host: 
     host.home.chmod(0o777)
     host.server.replies = [answer("")]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(vllm_serve.service_checks, "check_cache", lambda *_: None)
+        patched.setattr(service_checks, "check_cache", lambda *_: None)
         host.serve()
         assert len(list((host.home / "cache").glob("*/*"))) == 4
         host.server.replies = [answer("The capital of France is Paris.")]
