@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.patch_files import write_whole
+from ansible.module_utils.service_state import read_text
+from ansible.module_utils.systemd_unit import Unit, daemon_reload
 
 DOCUMENTATION = r"""
 module: vllm_secret
 short_description: Install and run the unit that fetches a secret
-description: [Compares environment, program, request and unit with what is wanted, mends them, and runs the unit.]
+description:
+  - Compares environment, program, request and unit with what is wanted, mends them, and runs the unit. Where all is as
+    wanted the unit fetches again, so that a rotated secret arrives; RV(changed) says whether its version is another.
+    The service reads the token when it starts, so it is not restarted for a new one.
 options:
   home: {type: path, required: true, description: Environment of the fetcher.}
   folder: {type: path, required: true, description: Memory-backed folder of the fetched file.}
@@ -32,8 +38,6 @@ EXAMPLES = """
 - vllm_secret: {home: /opt/vllm-fleet/secrets, folder: /run/vllm-secrets, file: hf_token}
 """
 RETURN = "version: {type: str, returned: success, description: Version id of the secret that lies there.}"
-_UNIT = "vllm-secrets.service"
-_UNIT_PATH = Path("/etc/systemd/system") / _UNIT
 
 
 class Secret:
@@ -43,6 +47,7 @@ class Secret:
         self.module = module
         self.p: dict[str, Any] = module.params
         self.home = Path(self.p["home"])
+        self.unit = Unit("vllm-secrets.service")
 
     def run(self) -> None:
         """Probe, decide, act, verify."""
@@ -50,29 +55,39 @@ class Secret:
         files = {
             self.home / "fetch_secret.py": self.p["program"],
             self.home / "request.json": json.dumps(request, indent=1, sort_keys=True) + "\n",
-            _UNIT_PATH: self.p["unit_text"],
+            self.unit.path: self.p["unit_text"],
         }
         stamp = self.home / "requirements.stamp"
         stale_environment = not stamp.is_file() or stamp.read_text() != self.p["requirements"]
         different = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
-        ran = self.systemctl("is-active") == 0 and self.systemctl("is-enabled") == 0 and self.is_right()
-        if not (stale_environment or different) and ran:
-            self.module.exit_json(changed=False, version=self.version())
+        ran = self.unit.is_on() and self.is_right()
+        before = self.version()
+        diff = [
+            {"before_header": str(p), "after_header": str(p), "before": read_text(p), "after": files[p].strip()}
+            for p in different
+        ]
+        drifted = bool(stale_environment or different or not ran)
         if self.module.check_mode:
-            self.module.exit_json(changed=True, version="")
-        if stale_environment:
-            self.make_environment(stamp)
-        for path in different:
-            part = path.with_name(f".{path.name}.part")
-            part.write_text(files[path])
-            part.chmod(0o644)
-            part.replace(path)
-        subprocess.run(["systemctl", "daemon-reload"], check=True)
-        self.systemctl("reset-failed")
-        self.systemctl("enable")
-        if self.systemctl("restart") or not self.is_right():
+            self.module.exit_json(changed=drifted, version=before, diff=diff)
+        if drifted:
+            self.install(files, different, stamp if stale_environment else None)
+        elif self.unit.call("reload") or not self.is_right():
             self.tell_failure()
-        self.module.exit_json(changed=True, version=self.version())
+        self.module.exit_json(changed=drifted or self.version() != before, version=self.version(), diff=diff)
+
+    def install(self, files: dict[Path, str], different: list[Path], stamp: Path | None) -> None:
+        """Puts in place what differs, and fetches."""
+        if stamp is not None:
+            self.make_environment(stamp)
+            # The program and its request lie in the environment's folder.
+            different = list(files)
+        for path in different:
+            write_whole(path, files[path].encode())
+        daemon_reload()
+        self.unit.call("reset-failed")
+        self.unit.call("enable")
+        if self.unit.call("restart") or not self.is_right():
+            self.tell_failure()
 
     def make_environment(self, stamp: Path) -> None:
         """The environment, by hash; a half-made one is made anew."""
@@ -112,17 +127,12 @@ class Secret:
 
     def tell_failure(self) -> None:
         """The fetcher's own words, which hold no value."""
-        words = subprocess.run(
-            ["journalctl", "-u", _UNIT, "-n", "20", "--no-pager", "-o", "cat"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
+        words = "\n".join(self.unit.journal(20))
         at = words.rfind("secrets_fetch:")
         told = words[at:].split("\n")[:3] if at >= 0 else []
         if len(told) == 3:
             self.module.fail_json(msg="\n".join(told))
-        self.fail("the fetcher failed without a word", f"systemctl status {_UNIT}")
+        self.fail("the fetcher failed without a word", f"systemctl status {self.unit.name}")
 
     def command(self, argv: list[str]) -> None:
         """Runs a command that must succeed."""
@@ -133,10 +143,6 @@ class Secret:
                 f"{' '.join(argv[:3])} ended with {done.returncode}: {tail}",
                 "check the package index: pip config list",
             )
-
-    def systemctl(self, verb: str) -> int:
-        """The exit status of systemctl on the unit."""
-        return subprocess.run(["systemctl", "--quiet", verb, _UNIT], capture_output=True, check=False).returncode
 
     def fail(self, what: str, mend: str) -> None:
         """Ends in the house form."""

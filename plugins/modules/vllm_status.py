@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.service_state import Service, read_json
 
 DOCUMENTATION = r"""
 module: vllm_status
 short_description: Read a host's releases, patches and service
-description: [Reads the records that the roles keep and asks systemd; changes nothing.]
+description:
+  - Reads the records that the roles keep and asks systemd; changes nothing. Under serving, drift lists where the
+    service differs from what last passed its gate, as what, found and wanted; it is empty where it serves as proven.
 options:
   root: {type: path, default: /opt/vllm, description: Folder of the releases and of the current link.}
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
@@ -24,6 +25,7 @@ EXAMPLES = """
 - vllm_status: {}
 """
 RETURN = "vllm_status: {type: dict, returned: always, description: 'host, decisions, releases, serving.'}"
+_WATCHDOG = Path("/run/vllm-watchdog/state.json")
 
 
 def main() -> None:
@@ -36,13 +38,13 @@ def main() -> None:
         supports_check_mode=True,
     )
     root, state = Path(module.params["root"]), Path(module.params["state"])
-    host = _read(state / "host.json")
+    host = read_json(state / "host.json")
     module.exit_json(
         changed=False,
         vllm_status={
             "decisions": host.get("decisions", []),
             "releases": _releases(root, state),
-            "serving": _serving(state),
+            "serving": _serving(root, state),
         },
     )
 
@@ -51,9 +53,9 @@ def _releases(root: Path, state: Path) -> list[dict[str, Any]]:
     current = (root / "current").resolve()
     found = []
     for path in sorted((root / "releases").glob("*/release.json")):
-        record = _read(path)
+        record = read_json(path)
         keys = ("name", "build_id", "method", "distribution", "version", "torch", "cuda", "warnings")
-        patch = _read(state / "patches" / f"{record.get('build_id')}.json")
+        patch = read_json(state / "patches" / f"{record.get('build_id')}.json")
         found.append(
             {
                 **{key: record.get(key) for key in keys},
@@ -64,29 +66,19 @@ def _releases(root: Path, state: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _serving(state: Path) -> dict[str, Any]:
-    record = _read(state / "service.json")
-    done = subprocess.run(
-        [
-            "systemctl",
-            "show",
-            "vllm.service",
-            "--property=ActiveState,SubState,NRestarts,ExecMainStartTimestamp",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    unit = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    return {**record, "active": unit.get("ActiveState") == "active", "unit": unit}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+def _serving(root: Path, state: Path) -> dict[str, Any]:
+    service = Service(root, state)
+    record = service.record()
+    unit = service.unit.show("ActiveState", "SubState", "NRestarts", "ExecMainStartTimestamp")
+    shown = {name: value for name, value in record.items() if name != "unit_text"}
+    watchdog = read_json(_WATCHDOG)
+    return {
+        **shown,
+        "active": unit.get("ActiveState") == "active",
+        "unit": unit,
+        "drift": service.drift(record),
+        "watchdog": {name: watchdog[name] for name in ("verdict", "detail", "failures")} if watchdog else None,
+    }
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def value_of(text: str, request: dict[str, Any]) -> str:
 def main(path: str) -> int:
     """Fetches and writes; the version id lies beside the value."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for name in ("", "boto3", "botocore", "urllib3"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Whatever switched debugging on, and for whichever logger: botocore's parsers log the reply (boto3#2292).
+    logging.disable(logging.CRITICAL)
     sys.excepthook = lambda kind, _value, _trace: sys.stderr.write(f"secrets_fetch: unexpected {kind.__name__}\n")
     request = json.loads(Path(path).read_text())
     value, version = fetch(request)

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Asks a vLLM server a question and reads the answer: `gate.py REQUEST.json` prints `{"ok", "code", "detail", "text"}`.
 
-A server that answers 200 with nonsense, nothing, or one token over and over is not up. `quick` asks once, short;
-otherwise the request waits for the server and puts filler before the question, so that prefill does real work.
+A server that answers 200 with nonsense, nothing, or one token over and over is not up. The gate waits for the server,
+then puts filler before the question, so that prefill does real work, and checks by the server's own count that it did
+and that tokens were decoded one by one; `quick` asks the bare question.
 Standard library alone; sources of the rules: CASES B02, B05, B09, B11 and the field report.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import subprocess
@@ -19,6 +21,11 @@ from pathlib import Path
 from typing import Any
 
 _SPECIAL = re.compile(r"<(pad|unk|eos|bos|s|/s|\|[a-z_]+\|?|[a-z_]+\|)>", re.I)
+# One unit of up to 24 characters, eight times in a row.
+_REPEATED = re.compile(r"(\S.{0,23}?)\1{7}", re.S)
+_CHAT_TEMPLATE = re.compile(r"chat.?template", re.I)
+# Four blocks of the KV cache, and a first decode step behind the prefill: the two kernels that differ (FACTS).
+_PROMPT_TOKENS, _ANSWER_TOKENS = 64, 2
 _FILLER = (
     "The harbor keeps a quiet record of every boat that came in before the rain. "
     "Seven ladders lean on the north wall and nobody remembers who carried them there. "
@@ -35,21 +42,36 @@ class Refused(Exception):
 
 def read_answer(body: dict[str, Any], expected: str) -> str:
     """The answer's text where it is the expected one; raises Refused for every way of not being it."""
-    choices = body.get("choices") or [{}]
-    message = choices[0].get("message") or {}
+    choice = (body.get("choices") or [{}])[0]
+    message = choice.get("message") or {}
     text = message.get("content")
+    thinks = message.get("reasoning_content") or message.get("reasoning")
+    cut_off = choice.get("finish_reason") == "length" and text and "<think>" in text and "</think>" not in text
+    if cut_off or (thinks and not (text or "").strip()):
+        raise Refused("OUT_OF_BUDGET", "the model was still reasoning when its tokens ran out")
     if not text or not text.strip():
-        if message.get("reasoning_content") or message.get("reasoning"):
-            raise Refused("OUT_OF_BUDGET", "the model was still reasoning when its tokens ran out")
         raise Refused("EMPTY_ANSWER", f"content is {text!r}")
+    text = re.sub(r"<think>.*?</think>", "", text, flags=re.S)
     if _SPECIAL.search(text):
         raise Refused("SPECIAL_TOKENS", f"the answer holds special tokens: {text[:120]!r}")
-    squeezed = re.sub(r"\s", "", text)
-    if len(squeezed) >= 4 and len(set(squeezed)) == 1:
-        raise Refused("REPEATED", f"one character over and over: {text[:120]!r}")
+    squeezed = re.sub(r"\s+", " ", text)
+    if _REPEATED.search(squeezed) or (len(squeezed) >= 4 and len(set(squeezed.replace(" ", ""))) == 1):
+        raise Refused("REPEATED", f"the same over and over: {text[:120]!r}")
     if not re.search(expected, text, re.I):
         raise Refused("WRONG_ANSWER", f"{text[:200]!r} does not match {expected!r}")
-    return str(text)
+    return text
+
+
+def read_usage(body: dict[str, Any]) -> None:
+    """Prefill and decode both did work, by the server's own count; raises Refused where not."""
+    usage = body.get("usage") or {}
+    prompt, answer = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    if prompt < _PROMPT_TOKENS:
+        raise Refused("NO_PREFILL", f"the prompt had {prompt} tokens and {_PROMPT_TOKENS} are wanted: more filler")
+    if answer < _ANSWER_TOKENS:
+        raise Refused(
+            "NO_DECODE", f"the answer had {answer} tokens and {_ANSWER_TOKENS} are wanted: ask for a sentence"
+        )
 
 
 class Gate:
@@ -62,8 +84,7 @@ class Gate:
 
     def pass_through(self) -> str:
         """Waits until the server lists the model, then asks; returns the answer's text."""
-        if not self.request.get("quick"):
-            self.wait_for_model()
+        self.wait_for_model()
         return self.ask()
 
     def wait_for_model(self) -> None:
@@ -72,11 +93,18 @@ class Gate:
         starts = _restarts(unit)
         while time.monotonic() < self.deadline:
             try:
-                listed = [model["id"] for model in self.call("/v1/models")["data"]]
+                found = self.call("/v1/models")
+                if not isinstance(found, dict) or not isinstance(found.get("data"), list):
+                    raise Refused("NOT_VLLM", f"{self.url} is served by something that lists no models")
+                listed = [model.get("id") for model in found["data"]]
                 if self.request["model"] not in listed:
                     raise Refused("MODEL_NAME", f"{listed} are served and {self.request['model']!r} is wanted")
                 return
-            except (OSError, ValueError):
+            except urllib.error.HTTPError as error:
+                if error.code in (401, 403, 404):
+                    raise Refused("NOT_VLLM", f"{self.url}/v1/models is answered with {error.code}") from error
+            except (OSError, ValueError, http.client.HTTPException):
+                # Refused or cut off: still loading.
                 pass
             if _restarts(unit) - starts >= 2 or _state(unit) in ("failed", "inactive"):
                 raise Refused("UNIT_FAILED", f"{unit} is {_state(unit)} after {_restarts(unit)} restarts")
@@ -88,8 +116,12 @@ class Gate:
         filler = "" if self.request.get("quick") else _FILLER * self.request["filler_repeats"]
         budget = self.request["max_tokens"]
         for attempt in (budget, budget * 8):
+            body = self.chat(filler + self.request["question"], attempt)
             try:
-                return read_answer(self.chat(filler + self.request["question"], attempt), self.request["expected"])
+                text = read_answer(body, self.request["expected"])
+                if not self.request.get("quick"):
+                    read_usage(body)
+                return text
             except Refused as refused:
                 if refused.code != "OUT_OF_BUDGET" or attempt != budget:
                     raise
@@ -104,23 +136,28 @@ class Gate:
             "max_tokens": max_tokens,
         }
         try:
-            return self.call("/v1/chat/completions", payload)
+            body = self.call("/v1/chat/completions", payload)
+            if not isinstance(body, dict):
+                raise Refused("NOT_VLLM", f"the answer is no object: {str(body)[:120]}")
+            return body
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:300]
-            code = "CHAT_TEMPLATE" if "chat template" in text.lower() else f"HTTP_{error.code}"
-            raise Refused(code, text) from error
-        except OSError as error:
+            refused = error.code == 400 and _CHAT_TEMPLATE.search(text)
+            raise Refused("CHAT_TEMPLATE" if refused else f"HTTP_{error.code}", text) from error
+        except ValueError as error:
+            raise Refused("NOT_VLLM", f"the answer is no JSON: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
             raise Refused("NO_ANSWER", str(error)) from error
 
-    def call(self, path: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+    def call(self, path: str, payload: dict[str, Any] | None = None) -> Any:
         """GET, or POST of JSON; the body as JSON. Never through a proxy: the server is on this host."""
         data = None if payload is None else json.dumps(payload).encode()
         headers = {"Content-Type": "application/json"}
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         left = max(1.0, self.deadline - time.monotonic())
+        left = min(left, self.request.get("answer_seconds", left))
         with opener.open(urllib.request.Request(self.url + path, data, headers), timeout=left) as reply:
-            body: dict[str, Any] = json.loads(reply.read())
-        return body
+            return json.loads(reply.read())
 
 
 def _show(unit: str, name: str) -> str:
