@@ -17,3 +17,4 @@ for source in sorted((PROJECT / "plugins" / "module_utils").glob("*.py")):
     spec.loader.exec_module(module)
 sys.path.insert(0, str(PROJECT / "roles" / "vllm_service" / "files"))
 sys.path.insert(0, str(PROJECT / "roles" / "secrets_fetch" / "files"))
+sys.path.insert(0, str(PROJECT / "roles" / "vllm_source_build" / "files"))
