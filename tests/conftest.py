@@ -12,3 +12,4 @@ PROJECT = Path(__file__).resolve().parent.parent
 ansible.module_utils.__path__.append(str(PROJECT / "plugins" / "module_utils"))
 sys.path.insert(0, str(PROJECT / "roles" / "vllm_service" / "files"))
 sys.path.insert(0, str(PROJECT / "roles" / "secrets_fetch" / "files"))
+sys.path.insert(0, str(PROJECT / "roles" / "vllm_source_build" / "files"))

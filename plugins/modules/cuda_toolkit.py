@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils import apt_locks
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.cubin import capability_of
 
@@ -41,6 +42,7 @@ EXAMPLES = """
 RETURN = "nvcc: {type: str, returned: success, description: Version that nvcc says.}"
 _KEYRING = Path("/usr/share/keyrings/cuda-archive-keyring.gpg")
 _DRIVER = re.compile(r"^(nvidia-driver|nvidia-kernel|nvidia-dkms|nvidia-open|libnvidia-|cuda-drivers|linux-)")
+_APT = Path("/etc/apt")
 _NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 
@@ -68,8 +70,7 @@ class Toolkit:
             self.module.exit_json(changed=True, nvcc="", cleared=[str(path) for path in strangers])
         self.wait_for_first_boot()
         self.apt("dpkg", "--configure", "-a")
-        for path in strangers:
-            path.rename(path.with_name(f"{path.name}.disabled-by-vllm-fleet"))
+        self.clear(strangers)
         if not self.owns_entry():
             self.install_keyring()
         if not self.is_installed():
@@ -98,12 +99,17 @@ class Toolkit:
         """Source files that name the archive and are not the keyring package's own (they conflict over Signed-By)."""
         owned = set(self.owned_entries())
         found = []
-        for path in [*sorted(Path("/etc/apt").glob("sources.list.d/*")), Path("/etc/apt/sources.list")]:
+        for path in [*sorted(_APT.glob("sources.list.d/*")), _APT / "sources.list"]:
             if path.suffix in (".list", ".sources") and path not in owned and path.is_file():
                 active = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
                 if any("/compute/cuda/repos/" in line for line in active):
                     found.append(path)
         return found
+
+    def clear(self, entries: list[Path]) -> None:
+        """Sets source files aside under a name that apt does not read."""
+        for path in entries:
+            path.rename(path.with_name(f"{path.name}.disabled-by-vllm-fleet"))
 
     def owned_entries(self) -> list[Path]:
         """Source files of the keyring package."""
@@ -153,9 +159,30 @@ class Toolkit:
 
     def wait_for_first_boot(self) -> None:
         """cloud-init installs packages of its own at first boot."""
-        if shutil.which("cloud-init"):
-            wait = ["timeout", str(self.p["lock_timeout_seconds"]), "cloud-init", "status", "--wait"]
-            subprocess.run(wait, capture_output=True, check=False)
+        program = shutil.which("cloud-init")
+        if program is None:
+            return
+        limit = self.p["lock_timeout_seconds"]
+        try:
+            # Its own failure is no reason to stop: only that it is over counts.
+            subprocess.run([program, "status", "--wait"], capture_output=True, check=False, timeout=limit)
+        except subprocess.TimeoutExpired:
+            self.fail(
+                f"cloud-init still runs after {limit} s, and first boot has to be over",
+                program,
+                "run cloud-init status --long on the host, or set cuda_toolkit_sbsa_lock_timeout_seconds higher",
+            )
+
+    def wait_for_locks(self) -> None:
+        """Unattended upgrades and whoever else installs packages are waited for, never ended."""
+        limit = self.p["lock_timeout_seconds"]
+        holder = apt_locks.wait(apt_locks.LOCKS, limit)
+        if holder:
+            self.fail(
+                f"{holder} still after {limit} s, and apt needs it",
+                holder.lock,
+                f"wait until process {holder.pid} ends, or set cuda_toolkit_sbsa_lock_timeout_seconds higher",
+            )
 
     def install_keyring(self) -> None:
         """The keyring package, once its key is seen to be the archive's."""
@@ -233,11 +260,12 @@ class Toolkit:
         return str((re.findall(r"V([\d.]+)", done.stdout) or [""])[0])
 
     def get(self, *words: str) -> list[str]:
-        """An apt-get command that waits for the lock."""
+        """An apt-get command that waits for the lock by itself as well: another may come between."""
         return ["apt-get", "-q", "-o", f"DPkg::Lock::Timeout={self.p['lock_timeout_seconds']}", *words]
 
     def apt(self, *argv: str) -> None:
-        """Runs a package command that must succeed."""
+        """Runs a package command that must succeed, once nobody else is at it."""
+        self.wait_for_locks()
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             words = " ".join(argv[:2])

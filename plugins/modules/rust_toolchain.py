@@ -19,9 +19,16 @@ from ansible.module_utils.basic import AnsibleModule
 DOCUMENTATION = r"""
 module: rust_toolchain
 short_description: Install a Rust toolchain with rustup
-description: [Fetches rustup-init by digest, installs the toolchain under a folder of its own, and proves that it runs.]
+description:
+  - Fetches rustup-init by digest, installs the toolchains that the sources of the releases ask for under a folder of
+    its own, and proves that they run. Where nothing is built from source it says so and does nothing.
 options:
-  toolchain: {type: str, required: true, description: "Channel or version, such as 1.95."}
+  toolchain: {type: str, default: '', description: "Channel or version, such as 1.95; empty for the sources' own."}
+  releases:
+    type: list
+    elements: dict
+    required: true
+    description: "The wanted releases: name, method, fetched and rust_toolchain of each."
   home: {type: path, required: true, description: "Folder of the installation; rustup, cargo and their files."}
   server: {type: str, required: true, description: Base address of the distribution server.}
   rustup_version: {type: str, required: true, description: Version of rustup-init.}
@@ -30,9 +37,33 @@ author: [vllm-fleet]
 """
 EXAMPLES = """
 ---
-- rust_toolchain: {toolchain: '1.95', home: /opt/rust}
+- rust_toolchain: {releases: [{name: vllm, method: source, rust_toolchain: '1.95'}], home: /opt/rust}
 """
-RETURN = "versions: {type: dict, returned: success, description: What rustc and cargo say of themselves.}"
+RETURN = """
+---
+decision: {type: str, returned: success, description: Which toolchains are needed and why, in words.}
+versions: {type: dict, returned: success, description: What rustc and cargo of each toolchain say of themselves.}
+"""
+
+
+def wanted_toolchains(pinned: str, releases: list[dict[str, Any]]) -> tuple[list[str], list[str], str]:
+    """Toolchains to install, releases whose source is not here to say which, and the decision in words.
+
+    Args:
+        pinned: the toolchain that overrides the sources; empty for none.
+        releases: name, method, built or fetched, and rust_toolchain of each.
+    """
+    built = [release for release in releases if release["method"] == "source"]
+    if not built:
+        return [], [], "nothing is built from source here, so no Rust is needed"
+    names = ", ".join(release["name"] for release in built)
+    if pinned:
+        return [pinned], [], f"Rust {pinned} is needed for {names}: rust_toolchain says so"
+    unknown = [r["name"] for r in built if not (r["rust_toolchain"] or r["fetched"] or r["built"])]
+    channels = sorted({r["rust_toolchain"] for r in built if r["rust_toolchain"]})
+    words = [f"Rust {' and '.join(channels)} is needed: the sources of {names} ask for it"] if channels else []
+    words += [f"the source of {', '.join(unknown)} will say which Rust it needs once it is fetched"] if unknown else []
+    return channels, unknown, "; ".join(words) or f"the sources of {names} ask for no Rust toolchain"
 
 
 class Toolchain:
@@ -55,62 +86,63 @@ class Toolchain:
 
     def run(self) -> None:
         """Probe, decide, act, verify."""
-        versions = self.versions()
-        if self.is_wanted(versions):
-            self.module.exit_json(changed=False, versions=versions)
-        if self.module.check_mode:
-            self.module.exit_json(changed=True, versions={})
+        toolchains, unknown, decision = wanted_toolchains(self.p["toolchain"], self.p["releases"])
+        missing = [name for name in toolchains if not self.runs(name)]
+        if self.module.check_mode or not missing:
+            versions = {name: self.versions(name) for name in toolchains if name not in missing}
+            self.module.exit_json(changed=bool(missing or unknown), decision=decision, versions=versions)
         temporary = self.home / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         try:
-            self.install()
+            # Twice: mending one toolchain may mean to start anew.
+            for name in [*toolchains, *toolchains]:
+                if not self.runs(name):
+                    self.install(name)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        versions = self.versions()
-        if not self.is_wanted(versions):
-            self.fail(
-                f"{versions or 'nothing'} runs after the install, and {self.p['toolchain']} is wanted",
-                f"rm -r {self.home}, then converge again",
-            )
-        self.module.exit_json(changed=True, versions=versions)
+        versions = {name: self.versions(name) for name in toolchains}
+        for name in toolchains:
+            if not self.runs(name):
+                self.fail(
+                    f"{versions[name] or 'nothing'} runs after the install, and {name} is wanted",
+                    f"rm -r {self.home}, then converge again",
+                )
+        self.module.exit_json(changed=True, decision=decision, versions=versions)
 
-    def versions(self) -> dict[str, str]:
-        """What the two programs say; a program that does not run says nothing."""
+    def versions(self, toolchain: str) -> dict[str, str]:
+        """What the two programs of a toolchain say; a program that does not run says nothing."""
         found = {}
         for name in ("rustc", "cargo"):
             program = self.home / "cargo" / "bin" / name
             if not program.exists():
                 continue
+            # By name, and without a download where it is not there: this is a question, not an install.
+            environment = {**self.environment, "RUSTUP_TOOLCHAIN": toolchain, "RUSTUP_AUTO_INSTALL": "0"}
             done = subprocess.run(
-                [str(program), "--version"], env=self.environment, capture_output=True, text=True, check=False
+                [str(program), "--version"], env=environment, capture_output=True, text=True, check=False, cwd="/"
             )
             if done.returncode == 0:
                 found[name] = done.stdout.strip()
         return found
 
-    def is_wanted(self, versions: dict[str, str]) -> bool:
-        """Whether both programs run, at the version asked for."""
-        wanted = self.p["toolchain"].split(".")
+    def runs(self, toolchain: str) -> bool:
+        """Whether both programs run, and where the toolchain is a version, at that version."""
+        versions = self.versions(toolchain)
+        # A channel such as stable or nightly-2026-01-01 names no version.
+        wanted = toolchain.split(".") if toolchain[:1].isdigit() else []
         return len(versions) == 2 and all(
             text.split()[1].split(".")[: len(wanted)] == wanted for text in versions.values()
         )
 
-    def install(self) -> None:
-        """Runs rustup-init, or rustup where it is there and works."""
+    def install(self, toolchain: str) -> None:
+        """Runs rustup where it is there and works, else rustup-init."""
         rustup = self.home / "cargo" / "bin" / "rustup"
         if rustup.exists():
-            argv = [
-                str(rustup),
-                "toolchain",
-                "install",
-                self.p["toolchain"],
-                "--profile",
-                "minimal",
-                "--no-self-update",
-            ]
-            said = self.call(argv) or self.call([str(rustup), "default", self.p["toolchain"]])
+            words = self.call(
+                [str(rustup), "toolchain", "install", toolchain, "--profile", "minimal", "--no-self-update"]
+            )
             # rustup takes a toolchain that lacks its programs for installed.
-            if not said and self.is_wanted(self.versions()):
+            if not words and self.runs(toolchain):
                 return
             # What an interrupted install left is not worth mending.
             shutil.rmtree(self.home / "rustup", ignore_errors=True)
@@ -119,16 +151,9 @@ class Toolchain:
             init = Path(folder) / "rustup-init"
             init.write_bytes(self.download())
             init.chmod(0o755)
-            argv = [
-                str(init),
-                "-y",
-                "--no-modify-path",
-                "--profile",
-                "minimal",
-                "--default-toolchain",
-                self.p["toolchain"],
-            ]
-            words = self.call(argv)
+            words = self.call(
+                [str(init), "-y", "--no-modify-path", "--profile", "minimal", "--default-toolchain", toolchain]
+            )
         if words:
             self.fail(f"rustup-init failed: {words}", "check rust_dist_server and rust_toolchain")
 
@@ -166,7 +191,8 @@ def main() -> None:
     """Runs the module."""
     module = AnsibleModule(
         argument_spec={
-            "toolchain": {"type": "str", "required": True},
+            "toolchain": {"type": "str", "default": ""},
+            "releases": {"type": "list", "elements": "dict", "required": True},
             "home": {"type": "path", "required": True},
             "server": {"type": "str", "required": True},
             "rustup_version": {"type": "str", "required": True},

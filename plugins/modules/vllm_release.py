@@ -5,143 +5,195 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.release_plan import Release, Torch, plan_release
+from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release
 
 DOCUMENTATION = r"""
 module: vllm_release
-short_description: Plan, build and wait for vLLM releases on a host
+short_description: Plan, fetch, build and wait for vLLM releases on a host
 description:
-  - C(planned) says which releases are there and which are missing. C(built) starts the missing ones' build as a
-    transient systemd unit, one at a time, and returns after O(wait_seconds) at most; ask again until RV(finished).
+  - C(planned) says which releases are there and which are missing. C(fetched) gets the sources of the missing ones,
+    C(built) builds them too. Both work through transient systemd units, one at a time, and return after
+    O(wait_seconds) at most; ask again until RV(finished).
 options:
   releases: {type: list, elements: dict, required: true, description: The wanted releases.}
   torch: {type: dict, required: true, description: The torch that preflight found.}
   arch_list: {type: str, required: true, description: CUDA capabilities to compile for.}
-  root: {type: path, required: true, description: Folder of the releases.}
-  builds: {type: path, required: true, description: "Folder of the builds' progress, logs and sources."}
-  tools: {type: path, required: true, description: Environment of the build's own tools.}
-  builder: {type: path, required: true, description: The builder program on the host.}
-  mib_per_job: {type: int, default: 2048, description: "Memory for each compile job, MiB."}
+  folders:
+    type: dict
+    required: true
+    description: Where things live on the host.
+    suboptions:
+      root: {type: path, required: true, description: The releases.}
+      builds: {type: path, required: true, description: "The builds' progress and logs."}
+      sources: {type: path, required: true, description: The sources as they came.}
+      tools: {type: path, required: true, description: "Environment of the build's own tools."}
+      lib: {type: path, required: true, description: The builder's programs.}
+  build:
+    type: dict
+    required: true
+    description: "What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, mib_per_job, need."
   wait_seconds: {type: int, default: 15, description: "Longest wait of one call, seconds."}
-  state: {type: str, choices: [planned, built], default: planned, description: What to reach.}
+  state: {type: str, choices: [planned, fetched, built], default: planned, description: What to reach.}
 author: [vllm-fleet]
 """
 EXAMPLES = """
 ---
 - vllm_release: {state: planned, releases: [], torch: {}, arch_list: '7.5'}
 """
-RETURN = "missing: {type: list, returned: always, description: Names of releases not built yet.}"
+RETURN = """
+---
+missing: {type: list, returned: always, description: Names of releases not built yet.}
+unfetched: {type: list, returned: always, description: Those of them whose source is not there yet.}
+finished: {type: bool, returned: always, description: Whether nothing is left to do for the state asked for.}
+"""
 
 
-def main() -> None:
-    """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "releases": {"type": "list", "elements": "dict", "required": True},
-            "torch": {"type": "dict", "required": True},
-            "arch_list": {"type": "str", "required": True},
-            "root": {"type": "path", "required": True},
-            "builds": {"type": "path", "required": True},
-            "tools": {"type": "path", "required": True},
-            "builder": {"type": "path", "required": True},
-            "mib_per_job": {"type": "int", "default": 2048},
-            "wait_seconds": {"type": "int", "default": 15},
-            "state": {"type": "str", "choices": ["planned", "built"], "default": "planned"},
-        },
-        supports_check_mode=True,
-    )
-    p = module.params
-    found = p["torch"]
-    torch = Torch(found["python"], found["site_packages"], found["version"], found.get("cuda"))
-    host = {
-        "architecture": platform.machine(),
-        "python": ".".join(Path(found["site_packages"]).parent.name.removeprefix("python").split(".")[:2]),
-        "arch_list": p["arch_list"],
-    }
-    releases = [plan_release(wanted, torch, host, Path(p["root"])) for wanted in p["releases"]]
-    missing = [release for release in releases if release.record is None]
-    progress: list[dict[str, Any]] = []
-    if p["state"] == "built" and missing and not module.check_mode:
-        for release in missing:
-            progress.append(_advance(module, release, deadline=time.monotonic() + p["wait_seconds"]))
-            if release.record is None:
-                break
+class Releases:
+    """The wanted releases of one host."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.p: dict[str, Any] = module.params
+        self.folders = {name: Path(path) for name, path in self.p["folders"].items()}
+        self.deadline = time.monotonic() + self.p["wait_seconds"]
+
+    def run(self) -> None:
+        """Does the next piece of what is missing, and says where all stand."""
+        releases = self.planned()
+        act = {"planned": None, "fetched": self.fetch, "built": self.build}[self.p["state"]]
+        progress: list[dict[str, Any]] = []
+        if act is not None and not self.module.check_mode:
+            for release in [release for release in releases if release.record is None]:
+                progress.append(act(release))
+                if time.monotonic() >= self.deadline:
+                    break
+            releases = self.planned()
         missing = [release for release in releases if release.record is None]
-    described = [_describe(release) for release in releases]
-    module.exit_json(
-        changed=False,
-        ansible_facts={"vllm_releases": described},
-        finished=not missing,
-        missing=[release.name for release in missing],
-        progress=progress,
-        releases=described,
-    )
+        unfetched = [release for release in missing if release.spec["source"] and not release.source]
+        described = [_describe(release) for release in releases]
+        self.module.exit_json(
+            changed=False,
+            ansible_facts={"vllm_releases": described},
+            finished=not (unfetched if self.p["state"] == "fetched" else missing),
+            missing=[release.name for release in missing],
+            unfetched=[release.name for release in unfetched],
+            progress=progress,
+            releases=described,
+        )
+
+    def planned(self) -> list[Release]:
+        """All wanted releases, as the host stands now."""
+        found = self.p["torch"]
+        torch = Torch(found["python"], found["site_packages"], found["version"], found.get("cuda"))
+        python = Path(found["site_packages"]).parent.name.removeprefix("python")
+        host = Host(platform.machine(), ".".join(python.split(".")[:2]), self.p["arch_list"])
+        folders = Folders(self.folders["root"], self.folders["sources"], self.p["build"]["rust_toolchain"])
+        try:
+            return [plan_release(wanted, torch, host, folders) for wanted in self.p["releases"]]
+        except PlanError as error:
+            self.module.fail_json(
+                msg=f"vllm_source_build: {error.what}\n  where: {platform.node()} {error.where}\n  mend:  {error.mend}",
+                refused=True,
+            )
+            raise
+
+    def fetch(self, release: Release) -> dict[str, Any]:
+        """The release's source, where it has one that is not there."""
+        if not release.spec["source"] or release.source:
+            return {"release": release.name}
+        home = Path(release.spec["source"]["path"])
+        unit = f"vllm-fetch-{home.name}"
+        return self.advance(
+            release,
+            home,
+            unit,
+            "fetch_source.py",
+            lambda: bool(self.again(release).source),
+            "its source was not fetched",
+        )
+
+    def build(self, release: Release) -> dict[str, Any]:
+        """The release itself, after its source."""
+        if release.spec["source"] and not release.source:
+            return self.fetch(release)
+        home = self.folders["builds"] / release.build_id
+        unit = f"vllm-build-{release.build_id}"
+        return self.advance(
+            release, home, unit, "build_release.py", lambda: release.record is not None, "it was not built"
+        )
+
+    def again(self, release: Release) -> Release:
+        """The same release as the host stands now."""
+        return next(found for found in self.planned() if found.name == release.name)
+
+    def advance(
+        self, release: Release, home: Path, unit: str, program: str, there: Callable[[], bool], failure: str
+    ) -> dict[str, Any]:
+        """Starts the unit where it is not running and waits for its end, until the deadline."""
+        unit = re.sub(r"[^A-Za-z0-9:_.-]", "_", unit)  # a version's + is no character for a unit
+        if not _active(unit):
+            self.start(release, home, unit, program)
+        while time.monotonic() < self.deadline and _active(unit):
+            time.sleep(0.5)
+        status = _status(home)
+        if not _active(unit) and not there():
+            what = status.get("what") or "the unit ended without saying why (killed?)"
+            where = status.get("where") or str(home / "build.log")
+            mend = status.get("mend") or "converge again; it goes on with what is there"
+            self.module.fail_json(
+                msg=f"vllm_source_build: {release.name}: {failure}: {what}\n"
+                f"  where: {platform.node()} {where}\n  mend:  {mend}",
+                status=status,
+                refused=bool(status.get("refused")),
+            )
+        return {"release": release.name, **status}
+
+    def start(self, release: Release, home: Path, unit: str, program: str) -> None:
+        """Writes the spec and starts the unit."""
+        home.mkdir(parents=True, exist_ok=True)
+        build = self.p["build"]
+        spec = {
+            **release.spec,
+            **{key: build[key] for key in ("cuda_home", "host_compiler", "rust_home", "mib_per_job")},
+            "need": build["need"][release.spec["method"]][release.spec["target_device"]],
+            "tools": str(self.folders["tools"]),
+        }
+        (home / "spec.json").write_text(json.dumps(spec, indent=1, sort_keys=True))
+        (home / "status.json").unlink(missing_ok=True)
+        self.module.run_command(["systemctl", "reset-failed", unit])
+        self.module.run_command(
+            [
+                "systemd-run", f"--unit={unit}", "--collect", "--property=Type=exec",
+                "--property=KillMode=control-group", "--property=Nice=5", "/usr/bin/python3", "-EsB",
+                str(self.folders["lib"] / program), str(home / "spec.json"),
+            ],
+            check_rc=True,
+        )  # fmt: skip
 
 
 def _describe(release: Release) -> dict[str, Any]:
-    record = release.record
     known = {
         "name": release.name,
         "build_id": release.build_id,
         "path": str(release.path),
         "serve": release.serve,
+        "method": release.spec["method"],
+        "rust_toolchain": release.rust_toolchain,
+        "fetched": bool(release.source),
     }
+    record = release.record
     if record is None:
         return {**known, "built": False}
-    keys = (
-        "python",
-        "site_packages",
-        "version",
-        "method",
-        "distribution",
-        "target_device",
-        "warnings",
-        "seconds",
-    )
+    keys = ("python", "site_packages", "version", "distribution", "target_device", "warnings", "seconds")
     return {**known, "built": True, **{key: record[key] for key in keys}}
-
-
-def _advance(module: AnsibleModule, release: Release, deadline: float) -> dict[str, Any]:
-    """Starts the build where it is not running and waits for its end, until the deadline."""
-    home = Path(module.params["builds"]) / release.build_id
-    unit = f"vllm-build-{release.build_id}.service"
-    if not _active(unit):
-        _start(module, release, home, unit)
-    while time.monotonic() < deadline:
-        if not _active(unit):
-            break
-        time.sleep(0.5)
-    status = _status(home)
-    if not _active(unit) and release.record is None:
-        what = status.get("what") or "the build ended without saying why (killed?)"
-        where = status.get("where") or str(home / "build.log")
-        mend = status.get("mend") or "converge again; it goes on with what is there"
-        module.fail_json(
-            msg=f"vllm_source_build: {release.name} was not built: {what}\n  where: {where}\n  mend:  {mend}",
-            status=status,
-        )
-    return {"release": release.name, **status}
-
-
-def _start(module: AnsibleModule, release: Release, home: Path, unit: str) -> None:
-    home.mkdir(parents=True, exist_ok=True)
-    spec = {**release.spec, "tools": module.params["tools"], "mib_per_job": module.params["mib_per_job"]}
-    (home / "spec.json").write_text(json.dumps(spec, indent=1, sort_keys=True))
-    (home / "status.json").unlink(missing_ok=True)
-    module.run_command(["systemctl", "reset-failed", unit])
-    module.run_command(
-        [
-            "systemd-run", f"--unit={unit}", "--collect", "--property=Type=exec", "--property=KillMode=control-group",
-            "--property=Nice=5", "/usr/bin/python3", "-Es", module.params["builder"], str(home / "spec.json"),
-        ],
-        check_rc=True,
-    )  # fmt: skip
 
 
 def _active(unit: str) -> bool:
@@ -155,6 +207,28 @@ def _status(home: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return status
+
+
+def main() -> None:
+    """Runs the module."""
+    path = {"type": "path", "required": True}
+    module = AnsibleModule(
+        argument_spec={
+            "releases": {"type": "list", "elements": "dict", "required": True},
+            "torch": {"type": "dict", "required": True},
+            "arch_list": {"type": "str", "required": True},
+            "folders": {
+                "type": "dict",
+                "required": True,
+                "options": {"root": path, "builds": path, "sources": path, "tools": path, "lib": path},
+            },
+            "build": {"type": "dict", "required": True},
+            "wait_seconds": {"type": "int", "default": 15},
+            "state": {"type": "str", "choices": ["planned", "fetched", "built"], "default": "planned"},
+        },
+        supports_check_mode=True,
+    )
+    Releases(module).run()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.release_plan import Release, Torch, plan_release
+from ansible.module_utils.release_plan import (
+    Folders,
+    Host,
+    PlanError,
+    Release,
+    Torch,
+    fetched,
+    plan_release,
+    source_request,
+)
 
 WANTED: dict[str, Any] = {
     "name": "vllm",
@@ -17,14 +26,16 @@ WANTED: dict[str, Any] = {
     "target_device": "cuda",
     "environment": {},
 }
+GIT = {**WANTED, "repository": "https://git.example/vllm.git"}
 TORCH = Torch("/opt/pytorch/bin/python", "/opt/pytorch/lib/python3.12/site-packages", "2.12.0+cu132", "13.2")
-HOST = {"architecture": "aarch64", "python": "3.12", "arch_list": "7.5"}
+HOST = Host("aarch64", "3.12", "7.5")
+FOLDERS = Folders(Path("/r"), Path("/s"))
 
 
 def plan(
-    wanted: dict[str, Any] = WANTED, torch: Torch = TORCH, host: dict[str, str] = HOST, root: str = "/r"
+    wanted: dict[str, Any] = WANTED, torch: Torch = TORCH, host: Host = HOST, folders: Folders = FOLDERS
 ) -> Release:
-    release: Release = plan_release(wanted, torch, host, Path(root))
+    release: Release = plan_release(wanted, torch, host, folders)
     return release
 
 
@@ -34,12 +45,15 @@ def plan(
         {"wanted": {**WANTED, "version": "0.32.0"}},
         {"wanted": {**WANTED, "method": "wheel"}},
         {"wanted": {**WANTED, "sha256": "00"}},
-        {"wanted": {**WANTED, "environment": {"VLLM_REQUIRE_RUST_FRONTEND": "1"}}},
+        {"wanted": {**GIT, "commit": "c" * 40}},
+        {"wanted": {**WANTED, "environment": {"CMAKE_ARGS": "-DX=1"}}},
+        {"wanted": {**WANTED, "rust_frontend": False}},
+        {"folders": Folders(Path("/r"), Path("/s"), "1.96.1")},
         {"torch": Torch(TORCH.python, TORCH.site_packages, "2.14.0+cu132", "13.2")},
         {"torch": Torch(TORCH.python, TORCH.site_packages, TORCH.version, "13.0")},
-        {"host": {**HOST, "architecture": "x86_64"}},
-        {"host": {**HOST, "python": "3.11"}},
-        {"host": {**HOST, "arch_list": "8.0"}},
+        {"host": Host("x86_64", "3.12", "7.5")},
+        {"host": Host("aarch64", "3.11", "7.5")},
+        {"host": Host("aarch64", "3.12", "8.0")},
     ],
 )
 def test_what_decides_the_binary_decides_the_id(other: dict[str, Any]) -> None:
@@ -48,16 +62,83 @@ def test_what_decides_the_binary_decides_the_id(other: dict[str, Any]) -> None:
 
 def test_what_does_not_decide_it_leaves_it() -> None:
     assert plan({**WANTED, "name": "other", "serve": True}).build_id == plan().build_id
-    assert plan(root="/elsewhere").build_id == plan().build_id
+    assert plan(folders=Folders(Path("/elsewhere"), Path("/other"))).build_id == plan().build_id
+    # The same commit is the same source, wherever it is cloned from.
+    here, there = (
+        {**GIT, "repository": where, "commit": "c" * 40} for where in ("https://a.example", "https://b.example")
+    )
+    assert plan(here).build_id == plan(there).build_id
 
 
 def test_the_arch_list_is_always_set_for_a_cuda_build() -> None:
     # CASES A17: unset on a builder without a GPU, no code for 7.5 is made.
-    assert plan().spec["environment"]["TORCH_CUDA_ARCH_LIST"] == "7.5"
+    assert plan().spec["arch_list"] == "7.5"
+
+
+@pytest.mark.parametrize(
+    ("entry", "frontend"),
+    [
+        ({}, True),
+        ({"rust_frontend": False}, False),
+        ({"target_device": "empty"}, False),
+        ({"target_device": "cpu"}, False),
+        ({"target_device": "empty", "rust_frontend": True}, True),
+        ({"method": "wheel"}, False),
+    ],
+)
+def test_the_rust_frontend_is_required_where_the_gpu_serves(entry: dict[str, Any], frontend: bool) -> None:
+    assert plan({**WANTED, **entry}).spec["rust_frontend"] is frontend
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"environment": {"TORCH_CUDA_ARCH_LIST": "8.0"}}, "TORCH_CUDA_ARCH_LIST in its environment has no effect"),
+        ({"environment": {"VLLM_REQUIRE_RUST_FRONTEND": "0"}}, "VLLM_REQUIRE_RUST_FRONTEND in its environment"),
+        ({"method": "wheel", "target_device": "empty"}, "no wheel is published for target_device empty"),
+        ({"tag": "v0.33.0"}, "tag is set without a repository"),
+        ({"commit": "c" * 40}, "commit is set without a repository"),
+        ({"repository": "r", "tag": "v0.32.0"}, "tag v0.32.0 and version 0.33.0 do not agree"),
+        ({"repository": "r", "sha256": "00"}, "sha256 is an sdist's digest"),
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_refused(entry: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan({**WANTED, **entry})
+
+
+def keep(folder: Path, **found: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "source.json").write_text(json.dumps(found))
+
+
+def test_a_fetched_commit_enters_the_id(tmp_path: Path) -> None:
+    folders = Folders(Path("/r"), tmp_path)
+    request = source_request(GIT)
+    before = plan(GIT, folders=folders)
+    ids = {before.build_id}
+    for commit in ("a" * 40, "b" * 40):
+        keep(tmp_path / request["key"], **{**request, "digest": commit, "rust_toolchain": "1.95"})
+        found = plan(GIT, folders=folders)
+        assert found.rust_toolchain == "1.95"
+        assert found.build_id == plan({**GIT, "commit": commit}, folders=folders).build_id
+        ids.add(found.build_id)
+    assert len(ids) == 3
+
+
+def test_another_source_than_the_one_asked_for_is_fetched_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = source_request(GIT)
+    keep(tmp_path / request["key"], **{**request, "digest": "a" * 40})
+    assert fetched(request, tmp_path)
+    assert not fetched({**request, "digest": "b" * 40}, tmp_path)
+    assert not fetched({**request, "tag": "v0.34.0"}, tmp_path)
+    # CASES A35: git refuses a checkout of another owner.
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    assert not fetched(request, tmp_path)
 
 
 def test_a_release_without_its_record_is_not_there(tmp_path: Path) -> None:
-    release = plan(root=str(tmp_path))
+    release = plan(folders=Folders(tmp_path, tmp_path))
     release.path.mkdir()
     assert release.record is None
     (release.path / "release.json").write_text(json.dumps({"build_id": "another"}))

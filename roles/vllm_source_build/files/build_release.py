@@ -1,28 +1,31 @@
 #!/usr/bin/env python3
 """Builds one release on the host, detached from whoever asked: `build_release.py SPEC.json`.
 
-Progress goes to `status.json` beside the spec, output to `build.log`; the release's record is written last, so a
-folder without one is an unfinished build that the next run does again. Standard library alone.
+The release's record is written last, so a folder without one is an unfinished build that the next run does again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cuda_build
 import host_pip_config
+from job import Job, JobError, write_whole
 
-LIB = Path(__file__).resolve().parent
 # What the AMI's own environment provides; a resolver that never sees these cannot replace them.
 AMI_OWNED = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
+# The Rust front end as setuptools-rust installs it (vLLM's tools/build_rust.py, target vllm.vllm-rs).
+RUST_FRONTEND = "vllm/vllm-rs"
 _PIP_TO_UV = {
     "index-url": "--default-index",
     "extra-index-url": "--index",
@@ -30,6 +33,7 @@ _PIP_TO_UV = {
     "constraint": "--constraint",
     "trusted-host": "--allow-insecure-host",
 }
+_MIB = 1024 * 1024
 _EXPECTED_TORCH = re.compile(r"Pytorch version \S+ expected for \w+ build, saw \S+ instead")
 _PROBE = """
 import importlib.metadata as m, json, torch
@@ -39,219 +43,288 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "file"
 """
 
 
-class BuildError(Exception):
-    """A build that cannot go on: what is wrong, where, and how to mend it."""
-
-    def __init__(self, what: str, where: str, mend: str) -> None:
-        super().__init__(what)
-        self.what, self.where, self.mend = what, where, mend
-
-
-class Build:
+class Build(Job):
     """One release, from its spec to its record."""
 
     def __init__(self, spec_path: Path) -> None:
-        self.home = spec_path.parent
-        self.spec: dict[str, Any] = json.loads(spec_path.read_text())
+        super().__init__(spec_path)
         self.release = Path(self.spec["path"])
-        self.tools = Path(self.spec["tools"])
         self.python = self.release / "bin" / "python"
-        self.log = (self.home / "build.log").open("a")
-        (self.home / "tmp").mkdir(exist_ok=True)
-        self.began = time.time()
+        self.from_source = self.spec["method"] == "source"
+        self.compiles_cuda = self.from_source and self.spec["target_device"] == "cuda"
         self.warnings: list[str] = []
-        self.stage_seconds: dict[str, float] = {}
+        self.judged: dict[str, Any] = {}
 
     def run(self) -> None:
-        """Runs all stages; the status file tells the outcome."""
-        stages = [self.make_tools, self.make_environment]
-        stages += [self.fetch, self.build_wheel] if self.spec["method"] == "source" else []
-        stages += [self.install, self.check]
-        try:
-            for number, stage in enumerate(stages, 1):
-                began = time.time()
-                self.status("running", stage=stage.__name__, number=number, of=len(stages))
-                stage()
-                self.stage_seconds[stage.__name__] = round(time.time() - began, 1)
-            self.record()
-            self.status("done", stage="done", number=len(stages), of=len(stages))
-        except BuildError as error:
-            self.status("failed", what=error.what, where=error.where, mend=error.mend)
-            raise SystemExit(1) from error
-        except Exception as error:
-            where = str(self.home / "build.log")
-            self.status("failed", what=f"unexpected: {error!r}", where=where, mend=f"tail -50 {where}")
-            raise
+        """Runs all stages, with the source held where there is one."""
+        if not self.from_source:
+            return super().run()
+        with self.source_lock():
+            return super().run()
 
-    def status(self, state: str, **more: Any) -> None:
-        """Writes the status file whole."""
-        part = self.home / "status.part"
-        part.write_text(
-            json.dumps({"state": state, "began": self.began, "updated": time.time(), "pid": os.getpid(), **more})
-        )
-        part.replace(self.home / "status.json")
+    def stages(self) -> list[Callable[[], None]]:
+        """What is done, in order: all that can be refused comes before all that takes long."""
+        before = [self.check_room, self.make_tools]
+        source = [self.unpack, self.check_source, self.check_toolchain, self.make_environment, self.build_wheel]
+        return [
+            *before,
+            *(source if self.from_source else [self.make_environment]),
+            self.install,
+            self.check,
+            self.record,
+        ]
 
-    def make_tools(self) -> None:
-        """uv and the index client, in an environment of their own, by hash."""
-        wanted = (LIB / "tools-requirements.txt").read_text()
-        stamp = self.tools / "requirements.stamp"
-        if stamp.is_file() and stamp.read_text() == wanted:
+    def check_room(self) -> None:
+        """Free bytes and inodes where this build writes, against its measured need."""
+        places = {"builds": self.home, "root": self.release.parent}
+        if self.from_source:
+            places["sources"] = self.tree.parent
+        need: dict[int, list[Any]] = {}
+        for name, place in sorted(places.items()):
+            place.mkdir(parents=True, exist_ok=True)
+            entry = need.setdefault(place.stat().st_dev, [0, 0, []])
+            entry[0] += self.spec["need"][name]["mib"]
+            entry[1] += self.spec["need"][name]["inodes"]
+            entry[2].append(place)
+        for mib, inodes, together in need.values():
+            found = os.statvfs(together[0])
+            free = found.f_bavail * found.f_frsize // _MIB
+            short = [f"{free:,} MiB free, and {mib:,} are wanted"] if free < mib else []
+            # Filesystems without a fixed inode table (btrfs) report none at all.
+            if found.f_files and found.f_favail < inodes:
+                short.append(f"{found.f_favail:,} inodes free, and {inodes:,} are wanted")
+            if short:
+                where = ", ".join(map(str, together))
+                raise JobError(" and ".join(short), where, f"free room or grow the volume: df -h {where}", refused=True)
+
+    def unpack(self) -> None:
+        """A copy of the source to build in, always at the same place, so that a compiler cache sees the same paths."""
+        source = Path(self.spec["source"]["path"])
+        digest = self.spec["source"]["digest"]
+        shutil.rmtree(self.tree, ignore_errors=True)
+        if self.spec["source"]["kind"] == "git":
+            git = ["git", "-C", str(source / "checkout")]
+            self.command([*git, "reset", "-q", "--hard", digest], mend=f"rm -r {source}, then converge again")
+            self.command([*git, "clean", "-q", "-ffdx"])
+            self.command(["cp", "-a", str(source / "checkout"), str(self.tree)])
             return
-        shutil.rmtree(self.tools, ignore_errors=True)
-        self.command([sys.executable, "-m", "venv", str(self.tools)])
-        self.command(
-            [
-                str(self.tools / "bin/pip"),
-                "install",
-                "-q",
-                "--no-cache-dir",
-                "--require-hashes",
-                "-r",
-                str(LIB / "tools-requirements.txt"),
-            ],
-            mend="check the package index that pip is configured with (pip config list), then converge again",
-        )
-        stamp.write_text(wanted)
+        archive = source / "sdist.tar.gz"
+        if hashlib.sha256(archive.read_bytes()).hexdigest() != digest:
+            raise JobError(
+                f"{archive.name} is not the file any more that was fetched, sha256 {digest}",
+                str(archive),
+                f"rm -r {source}, then converge again",
+            )
+        self.tree.mkdir()
+        self.command(["tar", "-xzf", str(archive), "-C", str(self.tree), "--strip-components=1", "--no-same-owner"])
+
+    def check_source(self) -> None:
+        """Every variable of vLLM's that the release sets is read somewhere in the source's build."""
+        files = [self.tree / "setup.py", self.tree / "CMakeLists.txt", self.tree / "vllm/envs.py"]
+        files += [*self.tree.glob("cmake/**/*.cmake"), *self.tree.glob("tools/*.py")]
+        texts = [file.read_text(errors="replace") for file in files if file.is_file()]
+        for name in sorted(self.spec["environment"]):
+            if name.startswith("VLLM_") and not any(re.search(rf"\b{name}\b", text) for text in texts):
+                raise JobError(
+                    f"{name} is set, and nothing in the build of {self.spec['version']} reads it",
+                    f"vllm_source_build_releases: {self.spec['name']}",
+                    f"remove {name} from that entry's environment",
+                    refused=True,
+                )
+
+    def check_toolchain(self) -> None:
+        """Compilers that go together and with torch, and a Rust toolchain that runs, where the build needs them."""
+        if self.compiles_cuda:
+            self.warnings += cuda_build.judge_toolchain(
+                Path(self.spec["cuda_home"]),
+                self.spec["host_compiler"],
+                self.spec["torch"]["cuda"],
+                (self.tree / "CMakeLists.txt").read_text(),
+            )
+        if self.spec["rust_frontend"]:
+            cargo = Path(self.spec["rust_home"]) / "cargo" / "bin" / "cargo"
+            try:
+                self.command([str(cargo), "--version"], cwd=self.tree, env=self.rust_environment())
+            except JobError as error:
+                raise JobError(
+                    f"no cargo {self.spec['rust_toolchain']} runs, and the Rust front end needs it: {error.what}",
+                    str(cargo),
+                    "./runner.py converge --tags rust",
+                    refused=True,
+                ) from error
+            # The front end builds its own OpenSSL, whose Configure wants perl's core modules.
+            for argv in (["make", "--version"], ["perl", "-MIPC::Cmd", "-e1"]):
+                self.command(argv, mend="apt-get install make perl")
 
     def make_environment(self) -> None:
         """The release's own environment, on the interpreter of the AMI's torch, which a path file makes visible."""
         shutil.rmtree(self.release, ignore_errors=True)
         self.release.parent.mkdir(parents=True, exist_ok=True)
         self.uv("venv", "-q", "--python", self.spec["torch"]["python"], str(self.release))
-        self.site_packages().joinpath("ami_torch.pth").write_text(self.spec["torch"]["site_packages"] + "\n")
-
-    def fetch(self) -> None:
-        """The source: a digest-checked sdist, or a tag of a git repository."""
-        source = self.source()
-        shutil.rmtree(source, ignore_errors=True)
-        if self.spec.get("git_url"):
-            argv = [
-                "git",
-                "clone",
-                "-q",
-                "--depth",
-                "1",
-                "--branch",
-                f"v{self.spec['version']}",
-                self.spec["git_url"],
-            ]
-            self.command([*argv, str(source)], mend="check vllm_source_build_git_url and the version's tag")
-            return
-        archive = self.home / "sdist.tar.gz"
-        self.command(
-            [
-                str(self.tools / "bin/python"), str(LIB / "fetch_sdist.py"), self.spec["distribution"],
-                self.spec["version"], self.spec.get("sha256") or "", str(archive),
-            ],
-            mend="check the version, its sha256 and the package index (pip config list)",
-        )  # fmt: skip
-        source.mkdir()
-        self.command(["tar", "-xzf", str(archive), "-C", str(source), "--strip-components=1", "--no-same-owner"])
+        self.site_packages.joinpath("ami_torch.pth").write_text(self.spec["torch"]["site_packages"] + "\n")
 
     def build_wheel(self) -> None:
-        """Builds the wheel in the source tree, against the AMI's torch, without build isolation."""
-        source = self.source()
-        script = next(
-            p for p in (source / "tools/use_existing_torch.py", source / "use_existing_torch.py") if p.is_file()
-        )
-        self.command([str(self.python), str(script), "--prefix"], cwd=source)
-        requires = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"]
-        self.pip_install(*requires)
+        """Builds the wheel in the copy of the source, against the AMI's torch, without build isolation."""
+        scripts = [self.tree / "tools/use_existing_torch.py", self.tree / "use_existing_torch.py"]
+        script = next((path for path in scripts if path.is_file()), None)
+        if script is None:
+            raise JobError(
+                "the source has no use_existing_torch.py, without which its build replaces the AMI's torch",
+                str(self.tree),
+                "set version in vllm_source_build_releases to 0.26.0 or newer",
+            )
+        self.command([str(self.python), str(script), "--prefix"], cwd=self.tree)
+        requires = tomllib.loads((self.tree / "pyproject.toml").read_text())["build-system"]["requires"]
+        if requires:
+            self.pip_install(*requires)
         shutil.rmtree(self.home / "dist", ignore_errors=True)
         self.uv(
             "build", "--wheel", "--no-build-isolation", "--python", str(self.python),
-            "--out-dir", str(self.home / "dist"), str(source), env=self.build_environment(),
+            "--out-dir", str(self.home / "dist"), str(self.tree), env=self.build_environment(),
+            mend=f"tail -50 {self.log_path}",
         )  # fmt: skip
 
     def build_environment(self) -> dict[str, str]:
-        """What the source's build reads, beside the caller's own variables."""
-        jobs = max(1, min(os.cpu_count() or 1, _available_mib() // self.spec["mib_per_job"]))
-        return {
-            "VLLM_VERSION_OVERRIDE": self.spec["version"],
+        """What the source's build reads; the release's own variables win over MAX_JOBS and its like."""
+        version = self.spec["version"]
+        path = [f"{self.release}/bin", self.environment()["PATH"]]
+        found = {
+            # The tree is changed (torch's pins) or has no .git: either way setuptools-scm cannot tell the version.
+            "VLLM_VERSION_OVERRIDE": version,
+            "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM": version,
             "VLLM_TARGET_DEVICE": self.spec["target_device"],
-            "MAX_JOBS": str(jobs),
-            **self.spec["environment"],
+            "VLLM_REQUIRE_RUST_FRONTEND": "1" if self.spec["rust_frontend"] else "0",
         }
+        if self.compiles_cuda:
+            jobs = cuda_build.compile_jobs(_available_mib(), os.cpu_count() or 1, self.spec["mib_per_job"])
+            path.insert(1, f"{self.spec['cuda_home']}/bin")
+            found |= {
+                "CUDA_HOME": self.spec["cuda_home"],
+                "CXX": self.spec["host_compiler"],
+                "CUDAHOSTCXX": self.spec["host_compiler"],
+                "TORCH_CUDA_ARCH_LIST": self.spec["arch_list"],
+                "MAX_JOBS": str(jobs),
+                # Threads of nvcc share a unit's architectures out and divide MAX_JOBS: with few of them only a loss.
+                "NVCC_THREADS": "1",
+            }
+        if self.spec["rust_frontend"]:
+            path.insert(1, f"{self.spec['rust_home']}/cargo/bin")
+            found |= self.rust_environment()
+        return {**found, "PATH": ":".join(path), **self.spec["environment"]}
+
+    def rust_environment(self) -> dict[str, str]:
+        """The toolchain by name, so that rustup neither guesses nor downloads another."""
+        home = self.spec["rust_home"]
+        found = {"RUSTUP_HOME": f"{home}/rustup", "CARGO_HOME": f"{home}/cargo", "RUSTUP_AUTO_INSTALL": "0"}
+        return {**found, "RUSTUP_TOOLCHAIN": self.spec["rust_toolchain"]} if self.spec["rust_toolchain"] else found
 
     def install(self) -> None:
         """Installs the wheel and what it needs, torch and its kin left to the AMI."""
-        if self.spec["method"] == "source":
-            wheel = next((self.home / "dist").glob("*.whl"))
-            self.pip_install(str(wheel))
+        if self.from_source:
+            self.pip_install(str(next((self.home / "dist").glob("*.whl"))))
         else:
             self.pip_install(f"{self.spec['distribution']}=={self.spec['version']}")
 
     def check(self) -> None:
-        """The version asked for is there, and torch still is the AMI's, to the version and CUDA."""
+        """What was asked for is there: torch still the AMI's, the version, libraries, device code, the front end."""
         probe = _PROBE % json.dumps({"distribution": self.spec["distribution"]})
         self.found = json.loads(self.command([str(self.python), "-c", probe], capture=True).splitlines()[-1])
         wanted = self.spec["torch"]
         if not self.found["file"].startswith(wanted["site_packages"]) or self.found["torch"] != wanted["version"]:
-            raise BuildError(
+            raise JobError(
                 f"TORCH_REPLACED: torch {self.found['torch']} from {self.found['file']} is seen, and the AMI's "
                 f"{wanted['version']} is wanted",
                 str(self.release),
                 f"remove {self.release} and converge again; name the package that brought torch in a bug report",
             )
-        self.check_libraries()
         if self.found["version"].split("+")[0] != self.spec["version"]:
-            raise BuildError(
+            raise JobError(
                 f"version {self.found['version']} was built and {self.spec['version']} is wanted",
                 str(self.release),
-                "set VLLM_VERSION_OVERRIDE's source: vllm_source_build_releases[].version",
+                "set vllm_source_build_releases[].version to what the source builds",
             )
+        self.check_libraries()
+        self.check_architectures()
+        self.check_rust_frontend()
 
     def check_libraries(self) -> None:
         """Every library that vLLM's compiled modules name is found; the driver's own is the GPU host's matter."""
         ami = Path(self.spec["torch"]["site_packages"])
-        folders = [
-            ami / "torch" / "lib",
-            *ami.glob("nvidia/*/lib"),
-            *self.site_packages().glob("nvidia/*/lib"),
-        ]
+        folders = [ami / "torch" / "lib", *ami.glob("nvidia/*/lib"), *self.site_packages.glob("nvidia/*/lib")]
         # Libraries that wheels bundle lie beside the modules that name them.
-        folders += self.site_packages().glob("*.libs")
-        for module in sorted((self.site_packages() / "vllm").glob("*.so")):
+        folders += self.site_packages.glob("*.libs")
+        for module in sorted((self.site_packages / "vllm").glob("*.so")):
             search = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
             listing = self.command(["ldd", str(module)], env=search, capture=True)
             missing = [line.split()[0] for line in listing.splitlines() if line.endswith("not found")]
             missing = [name for name in missing if not name.startswith("libcuda.so")]
             if missing:
-                raise BuildError(
+                raise JobError(
                     f"{module.name} wants {', '.join(missing)}, and the system has none",
                     str(module),
                     f"apt-file search {missing[0]}; install what carries it, then converge again",
                 )
 
+    def check_architectures(self) -> None:
+        """The device code inside vLLM's compiled modules runs on the capabilities that were asked for."""
+        if not self.compiles_cuda:
+            return
+        folder = self.site_packages / "vllm"
+        found = cuda_build.architectures(sorted(folder.rglob("*.so")))
+        cuda_build.judge_architectures(found, self.spec["arch_list"], folder)
+        self.judged["architectures"] = found
+
+    def check_rust_frontend(self) -> None:
+        """The front end's program is there where it is required; else the record says that it is not, and why."""
+        program = self.site_packages / RUST_FRONTEND
+        runs = program.is_file() and os.access(program, os.X_OK) and program.read_bytes()[:4] == b"\x7fELF"
+        required = self.spec["rust_frontend"]
+        if required and not runs:
+            found = "no program" if program.exists() else "not there"
+            raise JobError(
+                f"{RUST_FRONTEND} is {found}, and the Rust front end is wanted",
+                str(program),
+                f"grep -i rust {self.log_path}",
+            )
+        if self.from_source:
+            off = f"off: rust_frontend is false, or not set with target_device {self.spec['target_device']}"
+            self.judged["rust_frontend"] = f"required, and {RUST_FRONTEND} is there" if required else off
+
     def record(self) -> None:
         """The release's record, last of all: with it the release exists."""
-        self.warnings += sorted(set(_EXPECTED_TORCH.findall((self.home / "build.log").read_text())))
-        built = [p.name for p in (self.home / "dist").glob("*.whl")] if self.spec["method"] == "source" else []
+        with self.log_path.open() as log:
+            log.seek(self.log_began)
+            self.warnings += sorted(set(_EXPECTED_TORCH.findall(log.read())))
+        keys = ("name", "build_id", "method", "distribution", "target_device", "inputs")
+        wheel = next((self.home / "dist").glob("*.whl")).name if self.from_source else None
         record = {
-            **{
-                key: self.spec[key] for key in ("name", "build_id", "method", "distribution", "target_device", "inputs")
-            },
+            **{key: self.spec[key] for key in keys},
+            **self.judged,
             "path": str(self.release),
             "python": str(self.python),
-            "site_packages": str(self.site_packages()),
+            "site_packages": str(self.site_packages),
             "version": self.found["version"],
             "torch": self.found["torch"],
             "cuda": self.found["cuda"],
-            "wheel": built[0] if built else None,
+            "source": {key: value for key, value in self.spec["source"].items() if key in ("kind", "digest", "tag")},
+            "rust_toolchain": self.spec["source"].get("rust_toolchain", ""),
+            "wheel": wheel,
             "warnings": self.warnings,
             "seconds": {**self.stage_seconds, "total": round(time.time() - self.began, 1)},
         }
-        part = self.release / "release.part"
-        part.write_text(json.dumps(record, indent=1, sort_keys=True))
-        part.replace(self.release / "release.json")
+        write_whole(self.release / "release.json", record)
         # uv links from its cache: a file edited in the release would be edited in the cache as well.
-        for folder in ("uv-cache", "tmp"):
-            shutil.rmtree(self.home / folder, ignore_errors=True)
+        for folder in (self.home / "uv-cache", self.home / "tmp"):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self.from_source:
+            shutil.rmtree(self.tree, ignore_errors=True)
 
-    def source(self) -> Path:
-        """Fixed folder of the source, so that a compiler cache sees the same paths again."""
-        return self.home / "source"
+    @property
+    def tree(self) -> Path:
+        """The copy of the source that is built in."""
+        return Path(self.spec["source"]["path"]) / "tree"
 
+    @property
     def site_packages(self) -> Path:
         """The release's own package folder."""
         return next(self.release.glob("lib/python3.*/site-packages"))
@@ -261,16 +334,9 @@ class Build:
         overrides = self.home / "ami-owned.txt"
         overrides.write_text("".join(f'{name}; sys_platform == "never"\n' for name in AMI_OWNED))
         self.uv(
-            "pip",
-            "install",
-            "-q",
-            "--python",
-            str(self.python),
-            "--override",
-            str(overrides),
-            *self.index(),
-            *requirements,
-        )
+            "pip", "install", "-q", "--python", str(self.python), "--override", str(overrides),
+            *self.index(), *requirements,
+        )  # fmt: skip
 
     def index(self) -> list[str]:
         """pip's own configuration of this host, in uv's words; the newest of all indexes is taken, as pip does."""
@@ -280,50 +346,12 @@ class Build:
                 args += [word for value in values for word in (_PIP_TO_UV[name], value)]
         return args
 
-    def uv(self, *args: str, env: dict[str, str] | None = None) -> None:
+    def uv(self, *args: str, env: dict[str, str] | None = None, mend: str = "") -> None:
         """Runs uv with the system's certificates."""
         own = {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "UV_HTTP_TIMEOUT": "180"}
         own["UV_CACHE_DIR"] = str(self.home / "uv-cache")
-        mend = "check the package index that pip is configured with (pip config list), then converge again"
+        mend = mend or "check the package index that pip is configured with (pip config list), then converge again"
         self.command([str(self.tools / "bin/uv"), *args], env={**own, **(env or {})}, mend=mend)
-
-    def command(
-        self,
-        argv: list[str],
-        *,
-        cwd: Path | None = None,
-        env: dict[str, str] | None = None,
-        capture: bool = False,
-        mend: str = "",
-    ) -> str:
-        """Runs one command with its output in the log; a failure names the log and its last words."""
-        self.log.write(f"$ {' '.join(argv)}\n")
-        self.log.flush()
-        done = subprocess.run(
-            argv,
-            cwd=cwd or "/",
-            env={
-                "PATH": "/usr/local/bin:/usr/bin:/bin",
-                "HOME": str(self.home),
-                # /tmp is small or a tmpfs on many hosts; the build's own folder is where room was checked.
-                "TMPDIR": str(self.home / "tmp"),
-                **(env or {}),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if capture else self.log,
-            stderr=self.log,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            tail = (self.home / "build.log").read_text().strip().splitlines()[-1][-300:]
-            log = str(self.home / "build.log")
-            raise BuildError(
-                f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {tail}",
-                log,
-                mend or f"tail -50 {log}",
-            )
-        return done.stdout or ""
 
 
 def _available_mib() -> int:
