@@ -19,7 +19,7 @@ from typing import Any
 import ansible_runner
 
 from fleet.errors import ExitCode, FleetError
-from fleet.events import Event, HostResult, HostTally, Outcome, TaskStarted
+from fleet.events import Event, HostResult, HostStarted, HostTally, Outcome, TaskStarted
 from fleet.paths import PROJECT, state_dir
 from fleet.requests import Request
 
@@ -57,6 +57,29 @@ def execute(request: Request, on_event: Callable[[Event], None]) -> Finished:
         shutil.rmtree(private, ignore_errors=True)
 
 
+def arguments(request: Request, private: Path) -> dict[str, Any]:
+    """What ansible-runner is asked for, by its own names."""
+    return {
+        "private_data_dir": str(private),
+        "project_dir": str(PROJECT),
+        "playbook": request.playbook,
+        "inventory": [str(path) for path in request.inventories],
+        "extravars": {**request.extra_vars, "vllm_fleet_run": request.run_id},
+        "limit": request.limit,
+        "tags": request.tags,
+        "forks": request.forks,
+        "cmdline": " ".join(request.flags) or None,
+        "verbosity": request.verbosity or None,
+        "envvars": {
+            "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            # Ansible's programs beside this interpreter, before any other on the PATH.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        },
+        "quiet": True,
+    }
+
+
 class _Run:
     def __init__(self, request: Request, on_event: Callable[[Event], None], private: Path) -> None:
         self._request = request
@@ -69,28 +92,13 @@ class _Run:
         self._said: list[str] = []
 
     def run(self) -> Finished:
-        request = self._request
-        environment = {"ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        # Ansible's programs beside this interpreter, before any other on the PATH.
-        environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         # The handlers only take note: ansible-runner asks, ends Ansible, and returns.
         earlier = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             done = ansible_runner.run(
-                private_data_dir=str(self._private),
-                project_dir=str(PROJECT),
-                playbook=request.playbook,
-                inventory=[str(path) for path in request.inventories],
-                extravars={**request.extra_vars, "vllm_fleet_run": request.run_id},
-                limit=request.limit,
-                tags=request.tags,
-                forks=request.forks,
-                cmdline=" ".join(request.flags) or None,
-                verbosity=request.verbosity or None,
-                envvars=environment,
+                **arguments(self._request, self._private),
                 event_handler=self._handle,
                 cancel_callback=self._should_stop,
-                quiet=True,
             )
         finally:
             for number, handler in earlier.items():
@@ -128,9 +136,9 @@ class _Run:
         said = "\n".join(self._said)[-3000:]
         if self._stopped_by is not None:
             raise FleetError(
-                f"stopped: {self._stopped_by}",
+                f"stopped: {self._stopped_by}; what was done stays done",
                 where=", ".join(hosts) or "no host yet",
-                mend=f"{self._request.again()} (what was done stays done)",
+                mend=self._request.again(),
                 code=ExitCode.STALLED,
             )
         if any(tally.unreachable for tally in hosts.values()):
@@ -149,8 +157,12 @@ class _Run:
 def _typed(raw: dict[str, Any]) -> Event | None:
     data = raw.get("event_data") or {}
     kind = raw.get("event", "")
+    host, role = data.get("host", ""), data.get("role", "")
+    task = data.get("task", "").removeprefix(f"{role} : ")
     if kind == "playbook_on_task_start":
-        return TaskStarted(data.get("role", ""), _bare(data.get("task", ""), data.get("role", "")))
+        return TaskStarted(role, task)
+    if kind == "runner_on_start":
+        return HostStarted(host, role, task)
     if kind not in _OUTCOMES:
         return None
     result = data.get("res") or {}
@@ -160,18 +172,14 @@ def _typed(raw: dict[str, Any]) -> Event | None:
     if outcome is Outcome.FAILED and data.get("ignore_errors"):
         outcome = Outcome.OK
     return HostResult(
-        host=data.get("host", ""),
-        role=data.get("role", ""),
-        task=_bare(data.get("task", ""), data.get("role", "")),
+        host=host,
+        role=role,
+        task=task,
         outcome=outcome,
         seconds=float(data.get("duration") or 0.0),
-        message=_message(result, data.get("host", ""), data.get("role", "")),
+        message=_message(result, host, role),
         result=result,
     )
-
-
-def _bare(task: str, role: str) -> str:
-    return task.removeprefix(f"{role} : ")
 
 
 def _message(result: dict[str, Any], host: str, role: str) -> str:

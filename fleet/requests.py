@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
 import uuid
@@ -69,14 +70,28 @@ class Request:
                 words += ["-i", str(path)]
         words += ["--limit", self.limit] if self.limit else []
         words += ["--tags", self.tags] if self.tags else []
+        words += self.flags
+        words += ["--forks", str(self.forks)] if self.forks != Request.__dataclass_fields__["forks"].default else []
         for name, value in self.extra_vars.items():
-            words += ["-e", f"{name}={value}"]
+            # As JSON where the bare word would be read as something else.
+            same = isinstance(value, str) and yaml.safe_load(value) == value
+            words += ["-e", f"{name}={value if same else json.dumps(value)}"]
         return shlex.join(words)
 
 
 def sandbox_inventory() -> Path:
     """The inventory of the local sandbox."""
     return PROJECT / "inventory" / "sandbox.py"
+
+
+def parse_inventories(given: Sequence[Path]) -> tuple[Path, ...]:
+    """Inventories that are there; none given means the sandbox's."""
+    for path in given:
+        if not path.exists():
+            raise FleetError(
+                "no such inventory, and a file or folder is wanted", where=f"-i {path}", mend=f"ls {path.parent}"
+            )
+    return tuple(path.resolve() for path in given) or (sandbox_inventory(),)
 
 
 def parse_extra_vars(given: Sequence[str], known: frozenset[str]) -> dict[str, Any]:
@@ -102,10 +117,11 @@ def parse_extra_vars(given: Sequence[str], known: frozenset[str]) -> dict[str, A
                 mend="put it in Secrets Manager and name it: -e secrets_fetch_secret_id=NAME",
             )
         if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
             raise FleetError(
-                f"no role has a variable {name!r}{_nearest(name, known)}",
+                f"no role has a variable {name!r}" + (f" (nearest: {near[0]})" if near else ""),
                 where=f"-e {name}",
-                mend="see the tables in roles/*/README.md",
+                mend=f"-e {near[0]}={text}" if near else "grep '^| `' roles/*/README.md",
             )
         found[name] = yaml.safe_load(text)
     return found
@@ -118,8 +134,3 @@ def known_variables() -> frozenset[str]:
         for entry in yaml.safe_load(spec.read_text())["argument_specs"].values():
             names.update(entry.get("options") or {})
     return frozenset(names | {"sandbox_model"})
-
-
-def _nearest(name: str, known: frozenset[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f" (nearest: {close[0]})" if close else ""

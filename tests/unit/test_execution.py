@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible_runner.interface import init_runner
 
 from fleet.errors import ExitCode, FleetError
-from fleet.events import Event, HostResult, Outcome, TaskStarted
-from fleet.execution import execute
+from fleet.events import Event, HostResult, HostStarted, Outcome, TaskStarted
+from fleet.execution import arguments, execute
 from fleet.paths import PROJECT, state_dir
 from fleet.requests import Request
 
@@ -38,6 +40,7 @@ def test_events_are_typed_and_counted(tmp_path: Path) -> None:
     assert finished.code is ExitCode.OK
     assert (finished.hosts["here"].ok, finished.hosts["here"].changed) == (2, 1)
     assert [e.task for e in events if isinstance(e, TaskStarted)] == ["one", "two"]
+    assert [(e.host, e.task) for e in events if isinstance(e, HostStarted)] == [("here", "one"), ("here", "two")]
     assert [e.outcome for e in events if isinstance(e, HostResult)] == [Outcome.CHANGED, Outcome.OK]
     assert list((state_dir() / "runs").glob(f"{os.getpid()}-*")) == []
 
@@ -53,6 +56,38 @@ def test_failures_have_their_code(tmp_path: Path, tasks: str, code: ExitCode) ->
     assert execute(request(tmp_path, tasks), lambda _: None).code is code
 
 
+def test_options_reach_ansible(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path, "", limit="a,b", tags="rust,swapfile_verify", forks=3, verbosity=2, flags=("--check", "--diff")
+    )
+    words = init_runner(**arguments(asked, tmp_path)).config.command
+    options = dict(itertools.pairwise(words))
+    assert Path(words[0]).name == "ansible-playbook"
+    assert options["--limit"] == "a,b"
+    assert options["--tags"] == "rust,swapfile_verify"
+    assert options["--forks"] == "3"
+    assert {"-vv", "--check", "--diff"} <= set(words)
+    other = tmp_path / "other"
+    other.mkdir()
+    plain = init_runner(**arguments(request(tmp_path, ""), other)).config.command
+    assert not {"--limit", "--tags", "--check", "--diff", "-v"} & set(plain)
+
+
+def test_limit_tags_and_check_act(tmp_path: Path) -> None:
+    tasks = (
+        "  - {name: one, tags: [a], ansible.builtin.command: {argv: ['true']}}\n"
+        "  - {name: two, tags: [b], ansible.builtin.copy: {content: x, dest: "
+        + str(tmp_path / "written")
+        + ", mode: '0644'}}\n"
+    )
+    done = execute(request(tmp_path, tasks, tags="b", flags=("--check", "--diff")), lambda _: None)
+    assert (done.hosts["here"].ok, done.hosts["here"].changed) == (1, 1)
+    assert not (tmp_path / "written").exists()
+    done = execute(request(tmp_path, tasks, limit="elsewhere"), lambda _: None)
+    assert done.code is ExitCode.BAD_INPUT
+    assert "elsewhere" in done.said
+
+
 def test_a_silent_run_is_ended(tmp_path: Path) -> None:
     tasks = "  - {name: hang, ansible.builtin.command: {argv: [sleep, '611']}}\n"
     hung = request(tmp_path, tasks, stall_s=4)
@@ -60,12 +95,20 @@ def test_a_silent_run_is_ended(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="no event came for 4 s") as error:
         execute(hung, lambda _: None)
     assert error.value.code is ExitCode.STALLED
+    assert error.value.mend == hung.again()
     assert time.monotonic() - began < 60
     # What the task left on the host is ended by the stopping request, and only that.
     execute(hung.stopping(), lambda _: None)
     running = subprocess.run(["pgrep", "-f", "^sleep 611$"], capture_output=True, text=True, check=False).stdout
     assert running == ""
     assert list((state_dir() / "runs").glob(f"{os.getpid()}-*")) == []
+
+
+def test_a_run_over_its_limit_is_ended(tmp_path: Path) -> None:
+    tasks = "  - {name: again, ansible.builtin.command: {argv: [sleep, '1']}, until: false, retries: 500, delay: 0}\n"
+    with pytest.raises(FleetError, match="longer than its limit of 5 s") as error:
+        execute(request(tmp_path, tasks, limit_s=5, stall_s=60), lambda _: None)
+    assert error.value.code is ExitCode.STALLED
 
 
 def test_what_a_killed_runner_left_is_swept(tmp_path: Path) -> None:

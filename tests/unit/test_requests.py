@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from fleet.errors import ExitCode, FleetError
 from fleet.events import HostResult, HostTally, Outcome
 from fleet.paths import PROJECT
-from fleet.requests import known_variables, parse_extra_vars
+from fleet.requests import Request, known_variables, parse_extra_vars, sandbox_inventory
 from sandbox.pip_config import PipConfig
 
 KNOWN = known_variables()
@@ -59,6 +61,37 @@ def test_the_command_line_ends_bad_input_with_its_code(argv: list[str], code: in
     assert words in done.stderr
     assert "  where: " in done.stderr
     assert "  mend:  " in done.stderr
+
+
+def test_an_error_is_json_too_where_json_is_asked_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet", "converge", "--json", "-e", "swapfile_size=64"],
+        cwd=PROJECT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["where"], error["mend"]) == (2, "-e swapfile_size", "-e swapfile_size_mib=64")
+    assert done.stderr.startswith("runner: no role has a variable 'swapfile_size'")
+
+
+def test_the_command_that_goes_on_asks_for_the_same() -> None:
+    given = [
+        "rust_toolchain='1.95'",
+        "vllm_service_arguments=[--x, 'a b']",
+        "swapfile_size_mib=64",
+        "preflight_model=m",
+    ]
+    variables = parse_extra_vars(given, KNOWN)
+    request = Request("p.yml", (Path("/a b.yml"),), variables, limit="h", tags="rust", forks=5, flags=("--check",))
+    words = shlex.split(request.again())
+    assert words[:10] == [
+        "./runner.py", "converge", "-i", "/a b.yml", "--limit", "h", "--tags", "rust", "--check", "--forks",
+    ]  # fmt: skip
+    assert words[10] == "5"
+    # A text that reads as a number stays a text.
+    assert parse_extra_vars(words[12::2], KNOWN) == variables
+    assert variables["rust_toolchain"] == "1.95"
+    assert Request("p.yml", (sandbox_inventory(),)).again() == "./runner.py converge"
 
 
 def test_help_names_every_command() -> None:
