@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import signal
@@ -36,6 +37,8 @@ Inventory = Annotated[
 Limit = Annotated[str | None, typer.Option("--limit", help="Hosts or groups to confine the run to.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
+# A disk that is full or cannot be written is the machine's, not a fault of the program.
+_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def run() -> int:
@@ -54,6 +57,16 @@ def run() -> int:
     except KeyboardInterrupt:
         print("runner: stopped; what was done stays done, a build goes on; converge again to go on", file=sys.stderr)
         return 130
+    except OSError as error:
+        if error.errno not in _MACHINE_ERRORS:
+            raise
+        place = error.filename or "this machine"
+        refusal = FleetError(
+            f"this machine says: {error.strerror}", where=str(place), mend=f"df -h {place}; ls -ld {place}",
+            code=ExitCode.REFUSED,
+        )  # fmt: skip
+        print(refusal, file=sys.stderr)
+        return int(refusal.code)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")):
             words = error.format_message() if hasattr(error, "format_message") else str(error)

