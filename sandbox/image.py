@@ -67,7 +67,7 @@ def wheels_dir() -> Path:
 def build_image(podman: Podman, pip: PipConfig, steps: Steps, base_image: str | None) -> HostImage:
     """Returns the AMI-like image, building what is missing. `base_image` replaces the bootstrapped Debian."""
     mounts = (f"{wheels_dir()}:{WHEELS}", *(f"{p}:{p}:ro" for p in pip.local_paths if not _is_own_bundle(p)))
-    base = base_image or f"localhost/vllm-fleet-base:{_digest(_sources(), _PACKAGES, _MASKED, _INIT)}"
+    base = base_image or f"localhost/vllm-fleet-base:{_digest(apt_sources(), _PACKAGES, _MASKED, _INIT)}"
     name = f"localhost/vllm-fleet-host:{_digest(base, pip.render(), TORCH, TRITON, SERVING)}"
     if podman.succeeds("image", "exists", name):
         return HostImage(name, mounts)
@@ -127,7 +127,7 @@ def _fill_wheels(podman: Podman, container: str) -> None:
     )
 
 
-def _sources() -> str:
+def apt_sources() -> str:
     """The machine's own apt sources for its own release, as one-line entries."""
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     codename = release.get("VERSION_CODENAME", "").strip('"')
@@ -156,10 +156,15 @@ def _sources() -> str:
     return "\n".join(entries) + "\n"
 
 
+def codename(sources: str) -> str:
+    """The release's code name, from the first of the sources."""
+    return sources.split("\n")[0].split()[-2]
+
+
 def _bootstrap(podman: Podman, name: str) -> None:
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         sources = Path(folder) / "sources.list"
-        sources.write_text(_sources())
+        sources.write_text(apt_sources())
         init = Path(folder) / "init"
         init.write_text(_INIT)
         init.chmod(0o755)
@@ -169,9 +174,12 @@ def _bootstrap(podman: Podman, name: str) -> None:
             f'--customize-hook=chroot "$1" systemctl mask {_MASKED}',
         ]
         argv = ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={_PACKAGES}", *hooks]
-        codename = sources.read_text().split("\n")[0].split()[-2]
+        argv += [codename(sources.read_text()), str(archive), str(sources)]
         done = subprocess.run(
-            [*argv, codename, str(archive), str(sources)], capture_output=True, text=True, check=False
+            [*argv, codename(sources.read_text()), str(archive), str(sources)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise FleetError(
