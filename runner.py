@@ -225,18 +225,25 @@ def _install_packages(packages: list[str]) -> None:
 def _make_environment(python: Path) -> None:
     """Makes the environment; where that fails, the earlier one is put back."""
     home, earlier = PROJECT / ".venv", PROJECT / ".venv.earlier"
-    if home.exists():
-        shutil.rmtree(earlier, ignore_errors=True)
+    if os.path.lexists(home):
+        _remove(earlier)
         home.rename(earlier)
     try:
         _fill_environment(python)
         (home / "requirements.stamp").write_text(_stamp())
     except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        if earlier.exists():
+        _remove(home)
+        if os.path.lexists(earlier):
             earlier.rename(home)
         raise
-    shutil.rmtree(earlier, ignore_errors=True)
+    _remove(earlier)
+
+
+def _remove(path: Path) -> None:
+    """A folder, or the link that somebody put in its place."""
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _fill_environment(python: Path) -> None:

@@ -131,7 +131,7 @@ def terminal(*, stderr: bool = False) -> Console:
 
 def timing(row: Row, so_far: float) -> str:
     """`12s so far, usually 44s`."""
-    return f"{spell(so_far)} so far" + (f", usually {spell(row.usual_s)}" if row.usual_s else "")
+    return f"{spell(so_far)} so far" + (f", usually {spell(row.usual_s)}" if row.usual_s and row.usual_s >= 1 else "")
 
 
 def spell(seconds: float) -> str:

@@ -7,12 +7,13 @@ import json
 import re
 import shlex
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from fleet.errors import FleetError
 from fleet.paths import PROJECT
@@ -94,12 +95,12 @@ def parse_inventories(given: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(path.resolve() for path in given) or (sandbox_inventory(),)
 
 
-def parse_extra_vars(given: Sequence[str], known: frozenset[str]) -> dict[str, Any]:
-    """Reads `-e name=value` words; refuses unknown names and what looks like a secret.
+def parse_extra_vars(given: Sequence[str], known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Reads `-e name=value` words; refuses unknown names, values of the wrong type, and what looks like a secret.
 
     Args:
         given: the words as typed; values are read as YAML, so `3` is a number and `[a]` a list.
-        known: every public variable of the roles and of the inventories.
+        known: every public variable of the roles and of the inventories, with its specification.
     """
     found: dict[str, Any] = {}
     for word in given:
@@ -123,14 +124,28 @@ def parse_extra_vars(given: Sequence[str], known: frozenset[str]) -> dict[str, A
                 where=f"-e {name}",
                 mend=f"-e {near[0]}={text}" if near else "grep '^| `' roles/*/README.md",
             )
-        found[name] = yaml.safe_load(text)
+        found[name] = _typed(name, text, known[name])
     return found
 
 
-def known_variables() -> frozenset[str]:
-    """Public variables: every role's specification, and what the sandbox's inventory takes."""
-    names: set[str] = set()
-    for spec in PROJECT.glob("roles/*/meta/argument_specs.yml"):
+def _typed(name: str, text: str, option: dict[str, Any]) -> Any:
+    """The value as the role will take it, by Ansible's own rules; a template is left to the host."""
+    if "{{" in text:
+        return text
+    try:
+        checked = ArgumentSpecValidator({name: option}).validate({name: yaml.safe_load(text)})
+        wrong = "; ".join(checked.error_messages)
+    except yaml.YAMLError as error:
+        wrong = f"no YAML: {' '.join(str(error).split())}"
+    if wrong:
+        raise FleetError(f"{name}: {wrong}", where=f"-e {name}", mend=f"grep '`{name}`' roles/*/README.md")
+    return checked.validated_parameters[name]
+
+
+def known_variables() -> dict[str, dict[str, Any]]:
+    """Public variables and their specifications: every role's, and what the sandbox's inventory takes."""
+    known: dict[str, dict[str, Any]] = {"sandbox_model": {"type": "str"}}
+    for spec in sorted(PROJECT.glob("roles/*/meta/argument_specs.yml")):
         for entry in yaml.safe_load(spec.read_text())["argument_specs"].values():
-            names.update(entry.get("options") or {})
-    return frozenset(names | {"sandbox_model"})
+            known.update(entry.get("options") or {})
+    return known

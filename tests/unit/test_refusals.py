@@ -18,8 +18,9 @@ import pytest
 from fleet.paths import PROJECT
 
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-# The system's own: nobody may run it, and it can make virtual environments where this suite's could be made.
+# Where this suite's environment could be made, another can; nobody may run the system's own.
 PYTHON = str(Path(sys.executable).resolve())
+SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture
@@ -39,9 +40,10 @@ def run(
     project: Path, *words: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs the copy with nobody there to answer; `before` are words in front of the command."""
+    python = SYSTEM_PYTHON if before is NOBODY else PYTHON
     base = {"PATH": os.environ["PATH"], "HOME": str(project), "LANG": "C.UTF-8"}
     return subprocess.run(
-        [*before, PYTHON, "-B", "runner.py", *words], cwd=project, env={**base, **(environment or {})},
+        [*before, python, "-B", "runner.py", *words], cwd=project, env={**base, **(environment or {})},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
 

@@ -34,6 +34,9 @@ def test_values_are_read_as_yaml() -> None:
         ("hf_token=x", "looks like a secret"),
         ("vllm_service_model=hf_0123456789abcdefABCDEF", "looks like a secret"),
         ("vllm_service_model=AKIAIOSFODNN7EXAMPLE", "looks like a secret"),
+        ("swapfile_size_mib=lots", "swapfile_size_mib: .*lots.* int"),
+        ("vllm_service_environment=[a]", "vllm_service_environment: .*dict"),
+        ("vllm_service_arguments=[a", "vllm_service_arguments: no YAML"),
     ],
 )
 def test_bad_words_are_refused(word: str, words: str) -> None:
@@ -72,6 +75,15 @@ def test_an_error_is_json_too_where_json_is_asked_for() -> None:
     error = json.loads(done.stdout)["error"]
     assert (error["code"], error["where"], error["mend"]) == (2, "-e swapfile_size", "-e swapfile_size_mib=64")
     assert done.stderr.startswith("runner: no role has a variable 'swapfile_size'")
+
+
+def test_a_value_is_taken_as_its_role_takes_it() -> None:
+    given = ["vllm_service_arguments=--x", "swapfile_size_mib='64'", "swapfile_path={{ somewhere }}"]
+    assert parse_extra_vars(given, KNOWN) == {
+        "vllm_service_arguments": ["--x"],
+        "swapfile_size_mib": 64,
+        "swapfile_path": "{{ somewhere }}",
+    }
 
 
 def test_the_command_that_goes_on_asks_for_the_same() -> None:
