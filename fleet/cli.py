@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 
 from fleet import running, summary
 from fleet.errors import ExitCode, FleetError
+from fleet.execution import on_ending_signals
 from fleet.progress import terminal
 from fleet.requests import Request, known_variables, parse_extra_vars, parse_inventories
 from fleet.steps import Durations, Steps
@@ -43,7 +43,7 @@ _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 def run() -> int:
     """Runs the command line; every error a user can act on ends in the house form."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    on_ending_signals(_interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that lacks a character gets another one, not a failed run.
@@ -119,6 +119,10 @@ def status(inventory: Inventory = None, limit: Limit = None, as_json: AsJson = F
     del yes
     console = terminal(stderr=as_json)
     with _errors(as_json=as_json):
+        if not inventory and world.read() is None:
+            raise FleetError(
+                "no sandbox is up, and no inventory is given", where="command line", mend="./runner.py sandbox up"
+            )
         inventories = parse_inventories(inventory or [])
         request = Request(playbook="playbooks/status.yml", inventories=inventories, limit=limit, command="status")
         ran = running.shown(request, console)

@@ -80,6 +80,15 @@ def arguments(request: Request, private: Path) -> dict[str, Any]:
     }
 
 
+def on_ending_signals(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Hands Ctrl-C, a kill and a closed terminal to the handler; what is ignored (nohup) stays so.
+
+    Returns the earlier handlers by signal.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+
+
 class _Run:
     def __init__(self, request: Request, on_event: Callable[[Event], None], private: Path) -> None:
         self._request = request
@@ -89,11 +98,12 @@ class _Run:
         self._began = self._last = time.monotonic()
         self._stopped_by: str | None = None
         self._cancel = threading.Event()
+        self._trouble: BaseException | None = None
         self._said: list[str] = []
 
     def run(self) -> Finished:
         # The handlers only take note: ansible-runner asks, ends Ansible, and returns.
-        earlier = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        earlier = on_ending_signals(self._interrupt)
         try:
             done = ansible_runner.run(
                 **arguments(self._request, self._private),
@@ -103,6 +113,8 @@ class _Run:
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
+        if self._trouble is not None:
+            raise self._trouble
         if self._cancel.is_set():
             raise KeyboardInterrupt
         return self._finish(done.rc)
@@ -127,7 +139,12 @@ class _Run:
             return False
         if isinstance(event, HostResult):
             self._hosts.setdefault(event.host, HostTally()).add(event)
-        self._on_event(event)
+        try:
+            self._on_event(event)
+        except BaseException as error:  # a full disk under the log, a pipe that nobody reads
+            # Raised through ansible-runner it would leave Ansible running behind it.
+            self._trouble = error
+            self._cancel.set()
         # Nothing of an event stays on disk: False tells ansible-runner not to keep it.
         return False
 

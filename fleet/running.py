@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class Ran:
 
 
 def shown(request: Request, console: Console) -> Ran:
-    """Runs the request under the view. A run that is interrupted or stalls ends what it left on its hosts."""
+    """Runs the request under the view. A run that is broken off ends what it left on its hosts."""
     collected = Collector()
     began = time.monotonic()
     view = RunView(
@@ -50,10 +51,11 @@ def shown(request: Request, console: Console) -> Ran:
 
         try:
             finished = execute(request, on_event)
-        except (KeyboardInterrupt, FleetError) as error:
-            if isinstance(error, KeyboardInterrupt) or error.code is ExitCode.STALLED:
+        except BaseException:
+            # Whatever broke it off, Ctrl-C, the watchdog or a full disk: the tasks on the hosts know nothing of it.
+            with contextlib.suppress(OSError):
                 view.stopping()
-                execute(request.stopping(), log)
+            execute(request.stopping(), lambda _: None)
             raise
     return Ran(request, finished, collected, log.path, time.monotonic() - began)
 

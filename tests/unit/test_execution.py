@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import itertools
 import os
 import subprocess
@@ -11,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from ansible_runner.interface import init_runner
+from rich.console import Console
 
+from fleet import running
 from fleet.errors import ExitCode, FleetError
 from fleet.events import Event, HostResult, HostStarted, Outcome, TaskStarted
 from fleet.execution import arguments, execute
 from fleet.paths import PROJECT, state_dir
 from fleet.requests import Request
+from fleet.runlog import RunLog
 
 
 def request(folder: Path, tasks: str, **changes: object) -> Request:
@@ -102,6 +107,49 @@ def test_a_silent_run_is_ended(tmp_path: Path) -> None:
     running = subprocess.run(["pgrep", "-f", "^sleep 611$"], capture_output=True, text=True, check=False).stdout
     assert running == ""
     assert list((state_dir() / "runs").glob(f"{os.getpid()}-*")) == []
+
+
+def test_trouble_with_an_event_ends_the_run_and_is_told(tmp_path: Path) -> None:
+    def full(event: Event) -> None:
+        if isinstance(event, HostStarted):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    tasks = "  - {name: hang, ansible.builtin.command: {argv: [sleep, '613']}}\n"
+    began = time.monotonic()
+    broken = request(tmp_path, tasks)
+    with pytest.raises(OSError, match="No space left"):
+        execute(broken, full)
+    assert time.monotonic() - began < 60
+    execute(broken.stopping(), lambda _: None)
+    assert list((state_dir() / "runs").glob(f"{os.getpid()}-*")) == []
+
+
+def test_what_breaks_a_run_off_ends_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = "  - {name: hang, ansible.builtin.command: {argv: [sleep, '617']}}\n"
+    monkeypatch.setattr(RunLog, "__call__", lambda _log, event: full_disk() if isinstance(event, HostStarted) else None)
+    with pytest.raises(OSError, match="No space left"):
+        running.shown(request(tmp_path, tasks), Console(file=io.StringIO()))
+    # Neither the task nor the Ansible that waited for it.
+    for left in ("^sleep 617$", f"ansible-playbook.*{tmp_path}"):
+        assert subprocess.run(["pgrep", "-f", left], capture_output=True, check=False).stdout == b""
+
+
+def full_disk() -> None:
+    """What a full disk says, somewhat after the task began."""
+    time.sleep(3)
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_closed_terminal_is_an_interrupt_and_nohup_stays_nohup() -> None:
+    program = (
+        "import signal\nfrom fleet.execution import on_ending_signals\n"
+        "print([int(number) for number in on_ending_signals(lambda *_: None)])"
+    )
+    for before, expected in (([], "[2, 15, 1]\n"), (["nohup"], "[2, 15]\n")):
+        done = subprocess.run(
+            [*before, sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == expected
 
 
 def test_a_run_over_its_limit_is_ended(tmp_path: Path) -> None:

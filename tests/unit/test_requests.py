@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -64,6 +65,17 @@ def test_the_command_line_ends_bad_input_with_its_code(argv: list[str], code: in
     assert words in done.stderr
     assert "  where: " in done.stderr
     assert "  mend:  " in done.stderr
+
+
+def test_status_without_hosts_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet", "status"], cwd=PROJECT, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "runner: no sandbox is up, and no inventory is given\n  where: command line\n  mend:  ./runner.py sandbox up\n"
+    )
 
 
 def test_an_error_is_json_too_where_json_is_asked_for() -> None:
