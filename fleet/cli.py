@@ -37,6 +37,7 @@ Inventory = Annotated[
 Limit = Annotated[str | None, typer.Option("--limit", help="Hosts or groups to confine the run to.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
+_INTERRUPTED = 130
 # A disk that is full or cannot be written is the machine's, not a fault of the program.
 _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -49,14 +50,13 @@ def run() -> int:
             # A terminal that lacks a character gets another one, not a failed run.
             stream.reconfigure(errors="replace")
     try:
-        # Outside standalone mode an Exit comes back as the command's value.
-        return int(app(prog_name="./runner.py", standalone_mode=False) or 0)
+        # Outside standalone mode an Exit comes back as the command's value, and so does an interrupt.
+        code = int(app(prog_name="./runner.py", standalone_mode=False) or 0)
     except FleetError as error:
         print(error, file=sys.stderr)
         return int(error.code)
     except KeyboardInterrupt:
-        print("runner: stopped; what was done stays done, a build goes on; converge again to go on", file=sys.stderr)
-        return 130
+        code = _INTERRUPTED
     except OSError as error:
         if error.errno not in _MACHINE_ERRORS:
             raise
@@ -73,6 +73,9 @@ def run() -> int:
             print(f"runner: {words}\n  where: command line\n  mend:  ./runner.py --help", file=sys.stderr)
             return int(ExitCode.BAD_INPUT)
         raise
+    if code == _INTERRUPTED:
+        print("runner: stopped; what was done stays done, a build goes on; converge again to go on", file=sys.stderr)
+    return code
 
 
 @app.command()
@@ -124,7 +127,9 @@ def status(inventory: Inventory = None, limit: Limit = None, as_json: AsJson = F
                 "no sandbox is up, and no inventory is given", where="command line", mend="./runner.py sandbox up"
             )
         inventories = parse_inventories(inventory or [])
-        request = Request(playbook="playbooks/status.yml", inventories=inventories, limit=limit, command="status")
+        request = Request(
+            playbook="playbooks/status.yml", inventories=inventories, limit=limit, command="status", stall_s=120
+        )
         ran = running.shown(request, console)
         if not as_json:
             summary.show_hosts(console, ran.collected.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -54,6 +55,7 @@ def execute(request: Request, on_event: Callable[[Event], None]) -> Finished:
     try:
         return _Run(request, on_event, private).run()
     finally:
+        _end_workers(private)
         shutil.rmtree(private, ignore_errors=True)
 
 
@@ -95,6 +97,7 @@ class _Run:
         self._on_event = on_event
         self._private = private
         self._hosts: dict[str, HostTally] = {}
+        self._at: dict[str, str] = {}
         self._began = self._last = time.monotonic()
         self._stopped_by: str | None = None
         self._cancel = threading.Event()
@@ -137,8 +140,12 @@ class _Run:
             if raw.get("event") in ("verbose", "error", "warning") and raw.get("stdout"):
                 self._said.append(raw["stdout"])
             return False
-        if isinstance(event, HostResult):
+        if isinstance(event, HostStarted):
+            self._at[event.host] = event.task
+        elif isinstance(event, HostResult):
             self._hosts.setdefault(event.host, HostTally()).add(event)
+            if event.outcome is not Outcome.RETRY:
+                self._at.pop(event.host, None)
         try:
             self._on_event(event)
         except BaseException as error:  # a full disk under the log, a pipe that nobody reads
@@ -154,7 +161,7 @@ class _Run:
         if self._stopped_by is not None:
             raise FleetError(
                 f"stopped: {self._stopped_by}; what was done stays done",
-                where=", ".join(hosts) or "no host yet",
+                where=", ".join(f"{host} ({task})" for host, task in self._at.items()) or "no host at work",
                 mend=self._request.again(),
                 code=ExitCode.STALLED,
             )
@@ -207,6 +214,18 @@ def _message(result: dict[str, Any], host: str, role: str) -> str:
             f"{role}: {wrong}\n  where: {host} variables of the role\n  mend:  see the table in roles/{role}/README.md"
         )
     return text if isinstance(text, str) else json.dumps(text)
+
+
+def _end_workers(private: Path) -> None:
+    """Ends what a cancelled Ansible leaves on this machine.
+
+    Its workers have sessions of their own, outlive it, and go on with their retries on the host. Their command line
+    names the private directory, which no other run has.
+    """
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(private).encode() in (folder / "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _sweep(runs: Path) -> None:

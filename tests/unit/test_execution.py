@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible_runner.interface import init_runner
 from rich.console import Console
 
@@ -111,7 +112,7 @@ def test_a_silent_run_is_ended(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="no event came for 4 s") as error:
         execute(hung, lambda _: None)
     assert error.value.code is ExitCode.STALLED
-    assert error.value.mend == hung.again()
+    assert (error.value.where, error.value.mend) == ("here (hang)", hung.again())
     assert time.monotonic() - began < 60
     # What the task left on the host is ended by the stopping request, and only that.
     execute(hung.stopping(), lambda _: None)
@@ -162,10 +163,12 @@ def test_a_closed_terminal_is_an_interrupt_and_nohup_stays_nohup() -> None:
 
 
 def test_a_run_over_its_limit_is_ended(tmp_path: Path) -> None:
-    tasks = "  - {name: again, ansible.builtin.command: {argv: [sleep, '1']}, until: false, retries: 500, delay: 0}\n"
+    tasks = "  - {name: again, ansible.builtin.command: {argv: [sleep, '1']}, until: false, retries: 60, delay: 0}\n"
     with pytest.raises(FleetError, match="longer than its limit of 5 s") as error:
         execute(request(tmp_path, tasks, limit_s=5, stall_s=60), lambda _: None)
     assert error.value.code is ExitCode.STALLED
+    # Else the worker would go on trying for all its times.
+    assert processes(f"ansible-playbook.*{tmp_path}") == []
 
 
 def test_what_a_killed_runner_left_is_swept(tmp_path: Path) -> None:
@@ -178,8 +181,11 @@ def test_what_a_killed_runner_left_is_swept(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_the_playbooks_mark_their_processes() -> None:
-    assert "VLLM_FLEET_RUN" in (PROJECT / "playbooks" / "site.yml").read_text()
+@pytest.mark.parametrize("name", ["site", "status", "verify"])
+def test_the_playbooks_mark_their_processes(name: str) -> None:
+    plays = yaml.safe_load((PROJECT / "playbooks" / f"{name}.yml").read_text())
+    for play in (play for play in plays if "hosts" in play):
+        assert play["environment"] == {"VLLM_FLEET_RUN": "{{ vllm_fleet_run | default('none') }}"}
 
 
 def test_a_wrong_type_is_bad_input_in_the_house_form(tmp_path: Path) -> None:

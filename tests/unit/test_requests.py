@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,22 @@ def test_pip_configuration_goes_along_with_the_folders_it_names(tmp_path: Path) 
     assert f"find-links =\n    {tmp_path}\n    /srv/wheels\n" in text
     # pip keeps the line break of a folded single value.
     assert "cert = /c\n" in text
+
+
+def test_ctrl_c_ends_a_command_with_its_own_code(tmp_path: Path) -> None:
+    # An inventory that takes its time: the signal comes while Ansible reads it.
+    inventory = tmp_path / "slow.sh"
+    inventory.write_text(f"#!/bin/sh\ntouch {tmp_path}/reading\nsleep 100\n")
+    inventory.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fleet", "status", "-i", str(inventory)], cwd=PROJECT, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not (tmp_path / "reading").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    inventory.write_text("#!/bin/sh\necho '{}'\n")  # the stop reads it as well
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, said
+    assert said.rstrip().endswith("runner: stopped; what was done stays done, a build goes on; converge again to go on")
