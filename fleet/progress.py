@@ -39,30 +39,36 @@ class Progress:
         self._lock = threading.Lock()
         self._spinner = Spinner("dots")
         self._began = time.monotonic()
+        self._started = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._live = Live(console=console, get_renderable=self.frame, refresh_per_second=8, transient=True)
         self.moves = console.is_interactive
 
     def __enter__(self) -> Progress:
-        if self.moves:
-            self._live.start()
-        else:
-            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.moves:
-            # What an exception prints comes after the frame is gone and the cursor is back.
-            self._live.stop()
-        else:
-            self._done.set()
-            self._thread.join()
+        self.stop()
 
     def begin(self, row: Row) -> None:
         """Shows a row; there is one for each `where`."""
         with self._lock:
             self._rows[row.where] = row
+        # With the first row and no sooner: Ansible is forked before, and a fork among threads can hang.
+        if not self._started:
+            self._started = True
+            self._live.start() if self.moves else self._thread.start()
+
+    def stop(self) -> None:
+        """Ends what moves; what an exception prints comes after the frame is gone and the cursor is back."""
+        if not self._started:
+            return
+        if self.moves:
+            self._live.stop()
+        elif self._thread.is_alive():
+            self._done.set()
+            self._thread.join()
 
     def doing(self, where: str, words: str) -> None:
         """Says what a row is at just now."""
@@ -74,11 +80,6 @@ class Progress:
         """Takes a row away."""
         with self._lock:
             self._rows.pop(where, None)
-
-    def clear(self) -> None:
-        """Takes every row away."""
-        with self._lock:
-            self._rows.clear()
 
     def say(self, *parts: str | tuple[str, str]) -> None:
         """Prints one line that stays, of texts and (text, style); none of it is read as markup."""

@@ -43,7 +43,7 @@ class RunView:
         self._role_began = time.monotonic()
 
     def __enter__(self) -> RunView:
-        self._progress.__enter__()
+        self._progress.say("reading the inventory")
         return self
 
     def __exit__(self, *trouble: object) -> None:
@@ -69,9 +69,8 @@ class RunView:
     def stopping(self) -> None:
         """Says that the run is over and what it left on its hosts is being ended."""
         self._role = ""
-        self._progress.clear()
+        self._progress.stop()
         self._progress.say("stopping: ending what the run has left running on its hosts")
-        self._progress.begin(Row("", "stopping", None))
 
     def _open_role(self, role: str) -> None:
         if not role or role == self._role:

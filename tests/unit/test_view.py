@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -94,6 +95,7 @@ def test_a_pipe_gets_a_line_per_role_change_and_long_task(tmp_path: Path) -> Non
         view(TaskStarted("preflight", "What this host is"))
         view(HostResult("host-1", "preflight", "What this host is", Outcome.OK, 0.3))
     assert re.sub(r"\d+s so|in \ds", "Ns so", file.getvalue()).splitlines() == [
+        "converge  reading the inventory",
         "converge  rust (usually 1m01s)",
         "converge    … host-1: rust: Toolchain installed: Ns so far, usually 1m00s",
         "converge    changed host-1: rust: Toolchain installed Ns so",
@@ -102,6 +104,19 @@ def test_a_pipe_gets_a_line_per_role_change_and_long_task(tmp_path: Path) -> Non
         "converge  preflight: done Ns so",
     ]
     assert "\x1b" not in file.getvalue()
+
+
+def test_nothing_moves_before_the_first_row(tmp_path: Path) -> None:
+    # Ansible is forked before the first event, and a fork among threads can hang.
+    for console, _ in (terminal(), pipe()):
+        before = threading.active_count()
+        with RunView(console, Durations(tmp_path / "usual"), "converge") as view:
+            assert threading.active_count() == before
+            view(HostStarted("h", "r", "t"))
+            assert threading.active_count() == before + 1
+            view.stopping()
+            time.sleep(0.5)
+            assert threading.active_count() == before
 
 
 def test_only_what_did_its_work_tells_what_the_work_takes(tmp_path: Path) -> None:
