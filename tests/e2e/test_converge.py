@@ -122,6 +122,19 @@ def test_bad_input_leaves_a_bare_host_untouched(variable: str, message: str) -> 
     assert on_host(_TOUCHED) == before
 
 
+def test_a_full_disk_leaves_a_bare_host_untouched() -> None:
+    on_host("mkdir /opt/vllm && mount -t tmpfs -o size=64m none /opt/vllm")
+    before = on_host(_TOUCHED)
+    code, found, said = converge()
+    left = on_host("ls -A /opt/vllm")
+    after = on_host(_TOUCHED)
+    on_host("umount /opt/vllm && rmdir /opt/vllm")
+    assert code == 6, said
+    assert "64 MiB free where" in found["message"]
+    assert "/opt/vllm" in found["message"]
+    assert (after, left) == (before, "")
+
+
 def left_running() -> str:
     """Processes on the host that carry the mark of any run, with their command lines."""
     return on_host(
