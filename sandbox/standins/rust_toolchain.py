@@ -77,7 +77,13 @@ def _unpack(names: Iterable[str], root: Path) -> bool:
     sources.write_text(image.apt_sources())
     argv = ["mmdebstrap", "--mode=root", "--variant=extract", f"--include={','.join(names)}"]
     argv += [image.codename(sources.read_text()), str(root), str(sources)]
-    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+    if subprocess.run(argv, capture_output=True, check=False).returncode:
+        return False
+    # Packages that are only unpacked bring files in usr alone, where the release has merged it; programs look outside.
+    for name in ("lib", "lib64"):
+        if not (root / name).exists() and (root / "usr" / name).exists():
+            (root / name).symlink_to(f"usr/{name}")
+    return True
 
 
 def _libraries(root: Path, programs: Iterable[str]) -> Files:
