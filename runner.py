@@ -16,6 +16,10 @@ PROJECT = Path(__file__).resolve().parent
 sys.path.insert(0, str(PROJECT))
 
 from fleet.errors import ExitCode, FleetError  # noqa: E402
+from sandbox import room  # noqa: E402
+from sandbox.pip_config import read_pip_config  # noqa: E402
+
+_APT = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=600"]
 
 # Packages that the sandbox needs, and the command that shows each is there.
 SANDBOX_PACKAGES = {
@@ -33,6 +37,10 @@ SANDBOX_PACKAGES = {
 }
 
 
+# What the virtual environment takes (measured: 0.97 to 1.03 GB), with room for pip's own work.
+ENVIRONMENT_BYTES = 2 * 1024**3
+
+
 def main(argv: list[str]) -> int:
     """Bootstraps where needed and replaces itself with the real command."""
     try:
@@ -42,17 +50,10 @@ def main(argv: list[str]) -> int:
                 where=sys.executable,
                 mend="python3.11 runner.py (or newer)",
             )
-        wants_sandbox = _wants_sandbox(argv)
-        _become_root(argv) if wants_sandbox else None
-        packages = _missing_packages(wants_sandbox)
+        if _wants_root(argv):
+            _become_root(argv)
         python = PROJECT / ".venv" / "bin" / "python"
-        stale = not _is_current(python)
-        if packages or stale:
-            _ask(packages, stale, yes="--yes" in argv or "-y" in argv)
-        if packages:
-            _install_packages(packages)
-        if stale:
-            _make_environment(python)
+        _set_up(python, wants_sandbox=_wants_sandbox(argv), yes="--yes" in argv or "-y" in argv)
     except FleetError as error:
         print(error, file=sys.stderr)
         return int(error.code)
@@ -62,23 +63,63 @@ def main(argv: list[str]) -> int:
     raise AssertionError("execv returns never")
 
 
+def _set_up(python: Path, *, wants_sandbox: bool, yes: bool) -> None:
+    """Installs what is missing. Each part is looked into before it is begun, the Python packages come first."""
+    packages = _missing_packages(wants_sandbox)
+    stale = not _is_current(python)
+    if packages or stale:
+        _ask(packages, stale, yes=yes)
+        if wants_sandbox:
+            room.check()
+    if stale:
+        _look_at_folder()
+    if packages:
+        _look_at_packages(packages)
+    if stale:
+        own = [name for name in packages if name.endswith("-venv")]
+        if own:
+            _install_packages(own)
+        _make_environment(python)
+    if packages := _missing_packages(wants_sandbox):
+        _install_packages(packages)
+
+
+def _wants_root(argv: list[str]) -> bool:
+    """Whether the command starts or stops containers."""
+    return _wants_sandbox(argv) or (_words(argv)[:1] == ["sandbox"] and "--help" not in argv)
+
+
 def _wants_sandbox(argv: list[str]) -> bool:
-    words = [word for word in argv if not word.startswith("-")]
-    command = words[0] if words else ""
-    if "--help" in argv or command not in ("converge", "sandbox", "test"):
+    """Whether the command may start a sandbox, and so needs what one is made with."""
+    if "--help" in argv:
         return False
-    return command != "converge" or not ({"-i", "--inventory"} & set(argv))
+    if _words(argv)[:1] == ["converge"]:
+        return not any(word.startswith(("-i", "--inventory")) for word in argv)
+    return _words(argv)[:1] == ["test"] or _words(argv)[:2] == ["sandbox", "up"]
+
+
+def _words(argv: list[str]) -> list[str]:
+    return [word for word in argv if not word.startswith("-")]
 
 
 def _become_root(argv: list[str]) -> None:
     """The sandbox mounts and starts containers with systemd: root, or sudo to get there."""
     if os.geteuid() == 0:
         return
+    mend = "run it as root, or give an inventory of your own: ./runner.py converge -i FILE"
     if shutil.which("sudo") is None:
         raise FleetError(
             f"the sandbox needs root, and this is uid {os.geteuid()} without sudo",
             where="this machine",
-            mend="run it as root, or give an inventory of your own: ./runner.py converge -i FILE",
+            mend=mend,
+            code=ExitCode.REFUSED,
+        )
+    asks = subprocess.run(["sudo", "-n", "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if asks.returncode and not sys.stdin.isatty():
+        raise FleetError(
+            f"the sandbox needs root, and sudo does not give it unasked: {asks.stderr.strip()}",
+            where="this machine",
+            mend=mend,
             code=ExitCode.REFUSED,
         )
     os.execvp("sudo", ["sudo", sys.executable, str(Path(__file__).resolve()), *argv])
@@ -86,7 +127,7 @@ def _become_root(argv: list[str]) -> None:
 
 def _missing_packages(wants_sandbox: bool) -> list[str]:
     missing = []
-    if importlib.util.find_spec("ensurepip") is None:
+    if not _is_current(PROJECT / ".venv" / "bin" / "python") and importlib.util.find_spec("ensurepip") is None:
         missing.append(f"python{sys.version_info.major}.{sys.version_info.minor}-venv")
     if wants_sandbox:
         missing += [name for name, probe in SANDBOX_PACKAGES.items() if not _there(probe)]
@@ -121,12 +162,33 @@ def _ask(packages: list[str], environment: bool, *, yes: bool) -> None:
         )
 
 
-def _install_packages(packages: list[str]) -> None:
+def _look_at_folder() -> None:
+    """The environment's place can be written and holds it."""
+    if not os.access(PROJECT, os.W_OK):
+        raise FleetError(
+            f"uid {os.geteuid()} cannot write here, and the Python packages are installed here",
+            where=str(PROJECT),
+            mend=f"sudo chown -R {os.geteuid()} {PROJECT}",
+            code=ExitCode.REFUSED,
+        )
+    free = shutil.disk_usage(PROJECT).free
+    if free < ENVIRONMENT_BYTES:
+        raise FleetError(
+            f"{free:,} bytes free for the Python packages, and {ENVIRONMENT_BYTES:,} are wanted",
+            where=str(PROJECT),
+            mend=f"df -h {PROJECT}; then make room",
+            code=ExitCode.REFUSED,
+        )
+
+
+def _look_at_packages(packages: list[str]) -> None:
+    """apt says that it can have them all; nothing but its lists is touched."""
+    by_hand = f"apt-get update && apt-get install {' '.join(packages)}"
     if os.geteuid() != 0:
         raise FleetError(
             f"{' '.join(packages)} must be installed, and this is uid {os.geteuid()}",
             where="this machine",
-            mend=f"sudo apt-get install {' '.join(packages)}",
+            mend=f"sudo sh -c '{by_hand}'",
             code=ExitCode.REFUSED,
         )
     if shutil.which("apt-get") is None:
@@ -136,45 +198,91 @@ def _install_packages(packages: list[str]) -> None:
             mend="use Debian 12, Debian 13 or Ubuntu 24.04, or install the packages' like by hand",
             code=ExitCode.REFUSED,
         )
-    apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=600"]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    _run([*apt, "update"], "setup: apt-get update", environment)
-    _run([*apt, "install", "-y", "--no-install-recommends", *packages], "setup: apt-get install", environment)
+    # One source that is down spoils no other: whether the packages can be had is the question.
+    updated = _done([*_APT, "update"], "apt-get update")
+    simulated = _done([*_APT, "install", "--simulate", "--no-install-recommends", *packages], "apt-get, asked")
+    if simulated.returncode:
+        said = [line for line in (updated.stdout + simulated.stdout).splitlines() if line.startswith(("E:", "W:"))]
+        raise FleetError(
+            f"{' '.join(packages)} cannot be had from apt: {' '.join(said)[-900:]}",
+            where="apt's sources",
+            mend=by_hand,
+            code=ExitCode.REFUSED,
+        )
+
+
+def _install_packages(packages: list[str]) -> None:
+    done = _done([*_APT, "install", "-y", "--no-install-recommends", *packages], "apt-get install")
+    if done.returncode:
+        raise FleetError(
+            f"apt-get install ended with {done.returncode}:\n{done.stdout.strip()[-1500:]}",
+            where="this machine",
+            mend=f"apt-get install {' '.join(packages)}",
+            code=ExitCode.REFUSED,
+        )
 
 
 def _make_environment(python: Path) -> None:
-    home = PROJECT / ".venv"
-    shutil.rmtree(home, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(home)], "setup: virtual environment")
+    """Makes the environment; where that fails, the earlier one is put back."""
+    home, earlier = PROJECT / ".venv", PROJECT / ".venv.earlier"
+    if os.path.lexists(home):
+        _remove(earlier)
+        home.rename(earlier)
+    try:
+        _fill_environment(python)
+        (home / "requirements.stamp").write_text(_stamp())
+    except BaseException:
+        _remove(home)
+        if os.path.lexists(earlier):
+            earlier.rename(home)
+        raise
+    _remove(earlier)
+
+
+def _remove(path: Path) -> None:
+    """A folder, or the link that somebody put in its place."""
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _fill_environment(python: Path) -> None:
+    made = _done([sys.executable, "-m", "venv", str(PROJECT / ".venv")], "virtual environment")
+    if made.returncode:
+        raise FleetError(
+            f"no virtual environment could be made: {made.stdout.strip()[-900:]}",
+            where=str(PROJECT / ".venv"),
+            mend=f"{sys.executable} -m venv {PROJECT / '.venv'}",
+            code=ExitCode.REFUSED,
+        )
     lock = str(PROJECT / "requirements.txt")
-    _run(
-        [str(python), "-m", "pip", "install", "-q", "--require-hashes", "-r", lock],
-        "setup: Python packages (usually 1 min)",
-    )
-    (home / "requirements.stamp").write_text(_stamp())
+    install = [str(python), "-m", "pip", "install", "-q", "--require-hashes", "-r", lock]
+    done = _done(install, "Python packages (usually 1 min)")
+    if done.returncode:
+        index = read_pip_config(str(python)).values.get("index-url", ("pip's own default",))[-1]
+        raise FleetError(
+            f"the Python packages could not be installed from the package index {index}: {done.stdout.strip()[-900:]}",
+            where=f"index-url of pip ({index})",
+            mend="set PIP_INDEX_URL to a package index that can be reached, then run again",
+            code=ExitCode.REFUSED,
+        )
 
 
-def _run(command: list[str], label: str, environment: dict[str, str] | None = None) -> None:
-    """Runs a setup step quietly; its output is shown where it fails."""
-    print(f"setup     {label.removeprefix('setup: ')}", flush=True)
+def _done(command: list[str], label: str) -> subprocess.CompletedProcess[str]:
+    """Runs a setup step quietly; its output is for who shows its failure."""
+    print(f"setup     {label}", flush=True)
     began = time.monotonic()
     done = subprocess.run(
         command,
-        env=environment,
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise FleetError(
-            f"{label} ended with {done.returncode}:\n{done.stdout.strip()[-1500:]}",
-            where=" ".join(command[:4]),
-            mend="check that the package index (pip config list) and apt's sources can be reached, then run again",
-            code=ExitCode.REFUSED,
-        )
-    print(f"setup     … done in {time.monotonic() - began:.0f}s", flush=True)
+    print(f"setup     … {'ended' if done.returncode else 'done'} in {time.monotonic() - began:.0f}s", flush=True)
+    return done
 
 
 if __name__ == "__main__":

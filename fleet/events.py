@@ -27,6 +27,15 @@ class TaskStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStarted:
+    """A task begins on one host."""
+
+    host: str
+    role: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostResult:
     """A task ended (or is tried again) on one host; `seconds` is the task's own duration."""
 
@@ -39,7 +48,7 @@ class HostResult:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-Event = TaskStarted | HostResult
+Event = TaskStarted | HostStarted | HostResult
 
 
 @dataclass(slots=True)

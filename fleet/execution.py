@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from typing import Any
 import ansible_runner
 
 from fleet.errors import ExitCode, FleetError
-from fleet.events import Event, HostResult, HostTally, Outcome, TaskStarted
+from fleet.events import Event, HostResult, HostStarted, HostTally, Outcome, TaskStarted
 from fleet.paths import PROJECT, state_dir
 from fleet.requests import Request
 
@@ -54,7 +55,40 @@ def execute(request: Request, on_event: Callable[[Event], None]) -> Finished:
     try:
         return _Run(request, on_event, private).run()
     finally:
+        _end_workers(private)
         shutil.rmtree(private, ignore_errors=True)
+
+
+def arguments(request: Request, private: Path) -> dict[str, Any]:
+    """What ansible-runner is asked for, by its own names."""
+    return {
+        "private_data_dir": str(private),
+        "project_dir": str(PROJECT),
+        "playbook": request.playbook,
+        "inventory": [str(path) for path in request.inventories],
+        "extravars": {**request.extra_vars, "vllm_fleet_run": request.run_id},
+        "limit": request.limit,
+        "tags": request.tags,
+        "forks": request.forks,
+        "cmdline": " ".join(request.flags) or None,
+        "verbosity": request.verbosity or None,
+        "envvars": {
+            "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            # Ansible's programs beside this interpreter, before any other on the PATH.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        },
+        "quiet": True,
+    }
+
+
+def on_ending_signals(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Hands Ctrl-C, a kill and a closed terminal to the handler; what is ignored (nohup) stays so.
+
+    Returns the earlier handlers by signal.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
 
 
 class _Run:
@@ -63,38 +97,27 @@ class _Run:
         self._on_event = on_event
         self._private = private
         self._hosts: dict[str, HostTally] = {}
+        self._at: dict[str, str] = {}
         self._began = self._last = time.monotonic()
         self._stopped_by: str | None = None
         self._cancel = threading.Event()
+        self._trouble: BaseException | None = None
         self._said: list[str] = []
 
     def run(self) -> Finished:
-        request = self._request
-        environment = {"ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        # Ansible's programs beside this interpreter, before any other on the PATH.
-        environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         # The handlers only take note: ansible-runner asks, ends Ansible, and returns.
-        earlier = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        earlier = on_ending_signals(self._interrupt)
         try:
             done = ansible_runner.run(
-                private_data_dir=str(self._private),
-                project_dir=str(PROJECT),
-                playbook=request.playbook,
-                inventory=[str(path) for path in request.inventories],
-                extravars={**request.extra_vars, "vllm_fleet_run": request.run_id},
-                limit=request.limit,
-                tags=request.tags,
-                forks=request.forks,
-                cmdline=" ".join(request.flags) or None,
-                verbosity=request.verbosity or None,
-                envvars=environment,
+                **arguments(self._request, self._private),
                 event_handler=self._handle,
                 cancel_callback=self._should_stop,
-                quiet=True,
             )
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
+        if self._trouble is not None:
+            raise self._trouble
         if self._cancel.is_set():
             raise KeyboardInterrupt
         return self._finish(done.rc)
@@ -117,9 +140,18 @@ class _Run:
             if raw.get("event") in ("verbose", "error", "warning") and raw.get("stdout"):
                 self._said.append(raw["stdout"])
             return False
-        if isinstance(event, HostResult):
+        if isinstance(event, HostStarted):
+            self._at[event.host] = event.task
+        elif isinstance(event, HostResult):
             self._hosts.setdefault(event.host, HostTally()).add(event)
-        self._on_event(event)
+            if event.outcome is not Outcome.RETRY:
+                self._at.pop(event.host, None)
+        try:
+            self._on_event(event)
+        except BaseException as error:  # a full disk under the log, a pipe that nobody reads
+            # Raised through ansible-runner it would leave Ansible running behind it.
+            self._trouble = error
+            self._cancel.set()
         # Nothing of an event stays on disk: False tells ansible-runner not to keep it.
         return False
 
@@ -128,9 +160,9 @@ class _Run:
         said = "\n".join(self._said)[-3000:]
         if self._stopped_by is not None:
             raise FleetError(
-                f"stopped: {self._stopped_by}",
-                where=", ".join(hosts) or "no host yet",
-                mend=f"{self._request.again()} (what was done stays done)",
+                f"stopped: {self._stopped_by}; what was done stays done",
+                where=", ".join(f"{host} ({task})" for host, task in self._at.items()) or "no host at work",
+                mend=self._request.again(),
                 code=ExitCode.STALLED,
             )
         if any(tally.unreachable for tally in hosts.values()):
@@ -149,8 +181,12 @@ class _Run:
 def _typed(raw: dict[str, Any]) -> Event | None:
     data = raw.get("event_data") or {}
     kind = raw.get("event", "")
+    host, role = data.get("host", ""), data.get("role", "")
+    task = data.get("task", "").removeprefix(f"{role} : ")
     if kind == "playbook_on_task_start":
-        return TaskStarted(data.get("role", ""), _bare(data.get("task", ""), data.get("role", "")))
+        return TaskStarted(role, task)
+    if kind == "runner_on_start":
+        return HostStarted(host, role, task)
     if kind not in _OUTCOMES:
         return None
     result = data.get("res") or {}
@@ -160,18 +196,14 @@ def _typed(raw: dict[str, Any]) -> Event | None:
     if outcome is Outcome.FAILED and data.get("ignore_errors"):
         outcome = Outcome.OK
     return HostResult(
-        host=data.get("host", ""),
-        role=data.get("role", ""),
-        task=_bare(data.get("task", ""), data.get("role", "")),
+        host=host,
+        role=role,
+        task=task,
         outcome=outcome,
         seconds=float(data.get("duration") or 0.0),
-        message=_message(result, data.get("host", ""), data.get("role", "")),
+        message=_message(result, host, role),
         result=result,
     )
-
-
-def _bare(task: str, role: str) -> str:
-    return task.removeprefix(f"{role} : ")
 
 
 def _message(result: dict[str, Any], host: str, role: str) -> str:
@@ -182,6 +214,18 @@ def _message(result: dict[str, Any], host: str, role: str) -> str:
             f"{role}: {wrong}\n  where: {host} variables of the role\n  mend:  see the table in roles/{role}/README.md"
         )
     return text if isinstance(text, str) else json.dumps(text)
+
+
+def _end_workers(private: Path) -> None:
+    """Ends what a cancelled Ansible leaves on this machine.
+
+    Its workers have sessions of their own, outlive it, and go on with their retries on the host. Their command line
+    names the private directory, which no other run has.
+    """
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(private).encode() in (folder / "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _sweep(runs: Path) -> None:

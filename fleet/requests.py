@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from fleet.errors import FleetError
 from fleet.paths import PROJECT
@@ -69,8 +71,12 @@ class Request:
                 words += ["-i", str(path)]
         words += ["--limit", self.limit] if self.limit else []
         words += ["--tags", self.tags] if self.tags else []
+        words += self.flags
+        words += ["--forks", str(self.forks)] if self.forks != Request.__dataclass_fields__["forks"].default else []
         for name, value in self.extra_vars.items():
-            words += ["-e", f"{name}={value}"]
+            # As JSON where the bare word would be read as something else.
+            same = isinstance(value, str) and yaml.safe_load(value) == value
+            words += ["-e", f"{name}={value if same else json.dumps(value)}"]
         return shlex.join(words)
 
 
@@ -79,12 +85,22 @@ def sandbox_inventory() -> Path:
     return PROJECT / "inventory" / "sandbox.py"
 
 
-def parse_extra_vars(given: Sequence[str], known: frozenset[str]) -> dict[str, Any]:
-    """Reads `-e name=value` words; refuses unknown names and what looks like a secret.
+def parse_inventories(given: Sequence[Path]) -> tuple[Path, ...]:
+    """Inventories that are there; none given means the sandbox's."""
+    for path in given:
+        if not path.exists():
+            raise FleetError(
+                "no such inventory, and a file or folder is wanted", where=f"-i {path}", mend=f"ls {path.parent}"
+            )
+    return tuple(path.resolve() for path in given) or (sandbox_inventory(),)
+
+
+def parse_extra_vars(given: Sequence[str], known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Reads `-e name=value` words; refuses unknown names, values of the wrong type, and what looks like a secret.
 
     Args:
         given: the words as typed; values are read as YAML, so `3` is a number and `[a]` a list.
-        known: every public variable of the roles and of the inventories.
+        known: every public variable of the roles and of the inventories, with its specification.
     """
     found: dict[str, Any] = {}
     for word in given:
@@ -102,24 +118,34 @@ def parse_extra_vars(given: Sequence[str], known: frozenset[str]) -> dict[str, A
                 mend="put it in Secrets Manager and name it: -e secrets_fetch_secret_id=NAME",
             )
         if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
             raise FleetError(
-                f"no role has a variable {name!r}{_nearest(name, known)}",
+                f"no role has a variable {name!r}" + (f" (nearest: {near[0]})" if near else ""),
                 where=f"-e {name}",
-                mend="see the tables in roles/*/README.md",
+                mend=f"-e {near[0]}={text}" if near else "grep '^| `' roles/*/README.md",
             )
-        found[name] = yaml.safe_load(text)
+        found[name] = _typed(name, text, known[name])
     return found
 
 
-def known_variables() -> frozenset[str]:
-    """Public variables: every role's specification, and what the sandbox's inventory takes."""
-    names: set[str] = set()
-    for spec in PROJECT.glob("roles/*/meta/argument_specs.yml"):
+def _typed(name: str, text: str, option: dict[str, Any]) -> Any:
+    """The value as the role will take it, by Ansible's own rules; a template is left to the host."""
+    if "{{" in text:
+        return text
+    try:
+        checked = ArgumentSpecValidator({name: option}).validate({name: yaml.safe_load(text)})
+        wrong = "; ".join(checked.error_messages)
+    except yaml.YAMLError as error:
+        wrong = f"no YAML: {' '.join(str(error).split())}"
+    if wrong:
+        raise FleetError(f"{name}: {wrong}", where=f"-e {name}", mend=f"grep '`{name}`' roles/*/README.md")
+    return checked.validated_parameters[name]
+
+
+def known_variables() -> dict[str, dict[str, Any]]:
+    """Public variables and their specifications: every role's, and what the sandbox's inventory takes."""
+    known: dict[str, dict[str, Any]] = {"sandbox_model": {"type": "str"}}
+    for spec in sorted(PROJECT.glob("roles/*/meta/argument_specs.yml")):
         for entry in yaml.safe_load(spec.read_text())["argument_specs"].values():
-            names.update(entry.get("options") or {})
-    return frozenset(names | {"sandbox_model"})
-
-
-def _nearest(name: str, known: frozenset[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f" (nearest: {close[0]})" if close else ""
+            known.update(entry.get("options") or {})
+    return known

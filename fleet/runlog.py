@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from fleet.events import Event, HostResult
+from fleet.events import Event, HostResult, HostStarted
 from fleet.paths import state_dir
 
 
@@ -29,7 +29,9 @@ class RunLog:
         self._file.close()
 
     def __call__(self, event: Event) -> None:
-        """Appends one event."""
+        """Appends one event; a task's beginning is logged once, not once per host."""
+        if isinstance(event, HostStarted):
+            return
         line: dict[str, str | float] = {"at": round(time.time(), 3), "role": event.role, "task": event.task}
         if isinstance(event, HostResult):
             line |= {"host": event.host, "outcome": event.outcome, "seconds": event.seconds}

@@ -1,4 +1,4 @@
-"""Says which long step is under way, how long so far, and what it usually takes."""
+"""Named steps of this machine: what each usually takes, and their showing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 
 from fleet.paths import state_dir
+from fleet.progress import Progress, Row, spell
 
 _SEED = Path(__file__).with_name("usual_durations.json")
-_BEAT_S = 20.0
 
 
 class Durations:
@@ -42,14 +42,8 @@ class Durations:
                 part.replace(self._path)
 
 
-def spell(seconds: float) -> str:
-    """`75.2` as `1m15s`."""
-    whole = round(seconds)
-    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
-
-
 class Steps:
-    """Prints steps as they begin, beat and end. One line each, so that a log file reads as well."""
+    """Shows steps as they run, and one line for each that has ended."""
 
     def __init__(self, console: Console, durations: Durations, where: str) -> None:
         self._console = console
@@ -58,33 +52,20 @@ class Steps:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Times the block, with a beat while it runs; a failed block is not recorded."""
+        """Times and shows the block; a failed block is not recorded."""
         usual = self._durations.usual(f"{self._where}: {name}")
-        hint = f" (usually {spell(usual)})" if usual else ""
         began = time.monotonic()
-        done = threading.Event()
-
-        def beat() -> None:
-            while not done.wait(_BEAT_S):
-                self._say(f"[dim]… {name}: {spell(time.monotonic() - began)} so far{hint}[/]")
-
-        self._say(f"{name}{hint}")
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
+        with Progress(self._console, self._where) as progress:
+            if not progress.moves:
+                progress.say(name, f" (usually {spell(usual)})" if usual else "")
+            progress.begin(Row("", name, usual))
             yield
-        finally:
-            done.set()
-            thread.join()
-        took = time.monotonic() - began
-        # A step that found its work done says nothing of what the work takes.
-        if took >= 1:
-            self._durations.record(f"{self._where}: {name}", took)
-        self._say(f"[green]{name}: done in {spell(took)}[/]")
+            took = time.monotonic() - began
+            # A step that found its work done says nothing of what the work takes.
+            if took >= 1:
+                self._durations.record(f"{self._where}: {name}", took)
+            progress.say((f"{name}: done in {spell(took)}", "green"))
 
     def note(self, text: str) -> None:
         """Prints one line that is no step."""
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        self._console.print(f"[bold]{self._where:<9}[/] {text}", highlight=False, soft_wrap=True)
+        Progress(self._console, self._where).say(text)

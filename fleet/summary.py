@@ -1,79 +1,38 @@
-"""What a converge ended with, per role and per host, in words."""
+"""What a run ended with, per role and per host: in words, and as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from fleet.events import Event, HostResult, Outcome
-from fleet.execution import Finished
-from fleet.requests import ROLES
-from fleet.steps import spell
-
-
-@dataclass(slots=True)
-class RoleDone:
-    """What one role did on all hosts together; seconds are the sum of its tasks."""
-
-    changed: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    ran: bool = False
-    seconds: float = 0.0
+from fleet.progress import plain, spell
+from fleet.running import Ran
 
 
-class Collector:
-    """Gathers what the summary needs from the events."""
-
-    def __init__(self) -> None:
-        self.roles: dict[str, RoleDone] = {role: RoleDone() for role in ROLES}
-        self.status: dict[str, dict[str, Any]] = {}
-
-    def __call__(self, event: Event) -> None:
-        """Takes one event."""
-        if not isinstance(event, HostResult):
-            return
-        if "vllm_status" in event.result:
-            self.status[event.host] = event.result["vllm_status"]
-        role = self.roles.get(event.role)
-        if role is None or event.outcome in (Outcome.SKIPPED, Outcome.RETRY):
-            return
-        role.ran = True
-        role.seconds += event.seconds
-        if event.outcome is Outcome.CHANGED:
-            role.changed.append(event.task)
-        elif event.outcome in (Outcome.FAILED, Outcome.UNREACHABLE):
-            role.failed.append(event.task)
-
-
-def show(
-    console: Console, collected: Collector, finished: Finished, parts: dict[str, str], log: str, took: float
-) -> None:
-    """Prints the table of roles, then each host's state, then totals."""
+def show(console: Console, ran: Ran, parts: dict[str, str]) -> None:
+    """Prints the table of roles with what is real of each part, then each host's state, then totals."""
     table = Table(title="Roles", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in ("role", "done", "took", "part"):
         table.add_column(column, overflow="fold")
-    for name, role in collected.roles.items():
-        done = "not run"
+    for name, role in ran.collected.roles.items():
+        done = Text("nothing to do" if role.ran else "not run")
         if role.failed:
-            done = f"[red]failed: {escape(role.failed[0])}[/]"
+            done = Text(f"failed: {plain(role.failed[0])}", "red")
         elif role.changed:
-            done = f"[yellow]{escape('; '.join(dict.fromkeys(role.changed)))}[/]"
-        elif role.ran:
-            done = "nothing to do"
+            done = Text(plain("; ".join(dict.fromkeys(role.changed))), "yellow")
         table.add_row(name, done, spell(role.seconds) if role.ran else "", parts.get(name, "real"))
     console.print(table)
-    show_hosts(console, collected.status)
-    for host, tally in finished.hosts.items():
+    show_hosts(console, ran.collected.status)
+    for host, tally in ran.finished.hosts.items():
         counts = f"ok={tally.ok} changed={tally.changed} failed={tally.failed} unreachable={tally.unreachable}"
-        console.print(f"[bold]{host}[/] {counts}", highlight=False)
-    console.print(f"took {spell(took)}, log {log}", highlight=False, soft_wrap=True)
-    for tally in finished.hosts.values():
+        _say(console, (host, "bold"), f" {counts}")
+    _say(console, f"took {spell(ran.seconds)}, log {ran.log}")
+    for tally in ran.finished.hosts.values():
         if tally.message:
-            console.print(f"\n[red]{escape(tally.message)}[/]", highlight=False, soft_wrap=True)
+            _say(console, ("\n" + tally.message, "red"))
 
 
 def show_hosts(console: Console, status: dict[str, dict[str, Any]]) -> None:
@@ -82,23 +41,68 @@ def show_hosts(console: Console, status: dict[str, dict[str, Any]]) -> None:
         _show_host(console, host, found)
 
 
+def as_json(ran: Ran) -> dict[str, Any]:
+    """`{code, hosts}`; of each host the counts, the first failure's message, and `state_of` what it says of itself."""
+    return {
+        "code": int(ran.finished.code),
+        "hosts": {
+            name: {
+                "ok": tally.ok,
+                "changed": tally.changed,
+                "failed": tally.failed,
+                "unreachable": tally.unreachable,
+                "message": tally.message,
+                **state_of(ran.collected.status.get(name, {})),
+            }
+            for name, tally in ran.finished.hosts.items()
+        },
+    }
+
+
+def state_of(status: dict[str, Any]) -> dict[str, Any]:
+    """A host's state, the telling part first.
+
+    `address` is where it answers, `release` the build that is switched to, `patch` what the patch came to there,
+    `running` the build that serves now, `wanted` the one that last passed its gate; each None where there is none.
+    """
+    serving = status.get("serving") or {}
+    release: dict[str, Any] = next((found for found in status.get("releases", []) if found.get("current")), {})
+    up = bool(serving.get("active"))
+    return {
+        "address": serving.get("url") if up else None,
+        "release": release.get("build_id"),
+        "patch": (release.get("patch") or {}).get("outcome"),
+        "running": release.get("build_id") if up else None,
+        "wanted": serving.get("build_id"),
+        **status,
+    }
+
+
 def _show_host(console: Console, host: str, status: dict[str, Any]) -> None:
     serving = status.get("serving") or {}
-    console.print(f"\n[bold]{host}[/] {'serving' if serving.get('active') else '[red]not serving[/]'}")
+    active = bool(serving.get("active"))
+    _say(console, "\n", (host, "bold"), " ", ("serving", "") if active else ("not serving", "red"))
     for decision in status.get("decisions", []):
-        console.print(f"  plan     {decision['topic']}: {decision['decision']} — {decision['why']}", soft_wrap=True)
+        _say(console, f"  plan     {decision['topic']}: {decision['decision']} — {decision['why']}")
     for release in status.get("releases", []):
         patch = release.get("patch") or {}
-        here = " (current)" if release.get("current") else ""
-        console.print(f"  release  {release['build_id']}{here}", highlight=False)
-        console.print(f"  patch    {patch.get('outcome', 'no record')}: {patch.get('reason', '')}", soft_wrap=True)
-    if serving.get("active"):
+        _say(console, f"  release  {release['build_id']}", " (current)" if release.get("current") else "")
+        _say(console, f"  patch    {patch.get('outcome', 'no record')}: {patch.get('reason', '')}")
+    state = state_of(status)
+    if state["running"] != state["wanted"]:
+        _say(console, (f"  drift    {state['running'] or 'nothing'} runs, {state['wanted']} is wanted", "yellow"))
+    if active:
         url, model = serving["url"], serving["model"]
-        console.print(f"  address  {url}", highlight=False)
+        _say(console, f"  address  {url}")
         body = f'{{"model":"{model}","messages":[{{"role":"user","content":"{serving["question"]}"}}]}}'
-        console.print(
+        _say(
+            console,
             f"  try      {status.get('enter', '')}curl -s {url}/v1/chat/completions "
-            f"-H 'Content-Type: application/json' -d '{escape(body)}'",
-            highlight=False,
-            soft_wrap=True,
+            f"-H 'Content-Type: application/json' -d '{body}'",
         )
+
+
+def _say(console: Console, *parts: str | tuple[str, str]) -> None:
+    """One line as it is: nothing of it is read as markup, and nothing of it steers the terminal."""
+    texts = [Text(plain(part)) if isinstance(part, str) else Text(plain(part[0]), part[1]) for part in parts]
+    console.print(Text.assemble(*texts), highlight=False, soft_wrap=True)

@@ -1,86 +1,106 @@
-"""The live view of a run: which host, which step, how long so far, what the step usually takes."""
+"""The view of a run: which host is at which step, for how long, and what has ended."""
 
 from __future__ import annotations
 
-import threading
 import time
 
 from rich.console import Console
 
-from fleet.events import Event, HostResult, Outcome, TaskStarted
-from fleet.steps import Durations, spell
+from fleet import differences
+from fleet.events import Event, HostResult, HostStarted, Outcome, TaskStarted
+from fleet.progress import Progress, Row, spell
+from fleet.steps import Durations
 
-_BEAT_S = 15.0
 _COLORS = {Outcome.CHANGED: "yellow", Outcome.FAILED: "red", Outcome.UNREACHABLE: "red"}
 
 
 class RunView:
-    """Prints one line per role as it begins, per change and per failure, and a beat while a task takes long."""
+    """Shows a row for each host that is at work, and a line per role, per change and per failure.
+
+    Args:
+        verbose: a line as well for each task that changed nothing.
+        rehearsal: the run only says what it would do, so nothing is learned of durations.
+        diff: what changes in files is shown.
+    """
 
     def __init__(
-        self, console: Console, durations: Durations, *, verbose: bool = False, rehearsal: bool = False
+        self,
+        console: Console,
+        durations: Durations,
+        label: str,
+        *,
+        verbose: bool = False,
+        rehearsal: bool = False,
+        diff: bool = False,
     ) -> None:
-        self._console = console
+        self._progress = Progress(console, label)
         self._durations = durations
         self._verbose = verbose
         self._rehearsal = rehearsal
+        self._diff = diff
         self._changed = False
         self._role = ""
-        self._task = ""
-        self._task_began = self._role_began = time.monotonic()
-        self._progress = ""
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._role_began = time.monotonic()
 
     def __enter__(self) -> RunView:
-        self._thread.start()
+        self._progress.say("reading the inventory")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        self._close_role()
+    def __exit__(self, *trouble: object) -> None:
+        if trouble[0] is None:
+            self._close_role()
+        self._progress.__exit__(*trouble)
 
     def __call__(self, event: Event) -> None:
         """Takes one event."""
         if isinstance(event, TaskStarted):
-            self._start(event)
+            self._open_role(event.role)
+        elif isinstance(event, HostStarted):
+            usual = self._durations.usual(f"task: {event.role}: {event.task}")
+            self._progress.begin(Row(event.host, _named(event), usual))
         elif event.outcome is Outcome.RETRY:
-            progress = event.result.get("progress") or [{}]
-            self._progress = " ".join(str(progress[-1].get(key, "")) for key in ("release", "stage"))
-        elif event.outcome in _COLORS or (self._verbose and event.outcome is Outcome.OK):
-            self._result(event)
+            last = (event.result.get("progress") or [{}])[-1]
+            self._progress.doing(event.host, " ".join(str(last[key]) for key in ("release", "stage") if key in last))
+        else:
+            self._progress.end(event.host)
+            if event.outcome in _COLORS or (self._verbose and event.outcome is Outcome.OK):
+                self._result(event)
 
-    def _start(self, event: TaskStarted) -> None:
-        if event.role and event.role != self._role:
-            self._close_role()
-            self._role, self._role_began = event.role, time.monotonic()
-            usual = self._durations.usual(f"role: {event.role}")
-            self._say(f"[bold]{event.role}[/]" + (f" [dim](usually {spell(usual)})[/]" if usual else ""))
-        self._task, self._task_began, self._progress = event.task, time.monotonic(), ""
+    def stopping(self) -> None:
+        """Says that the run is over and what it left on its hosts is being ended."""
+        self._role = ""
+        self._progress.stop()
+        self._progress.say("stopping: ending what the run has left running on its hosts")
+
+    def _open_role(self, role: str) -> None:
+        if not role or role == self._role:
+            return
+        self._close_role()
+        self._role, self._role_began = role, time.monotonic()
+        if not self._progress.moves:
+            usual = self._durations.usual(f"role: {role}")
+            self._progress.say((role, "bold"), (f" (usually {spell(usual)})" if usual else "", "dim"))
+
+    def _close_role(self) -> None:
+        if self._role:
+            took = time.monotonic() - self._role_began
+            # Only what did its work, for real, tells what the work takes.
+            if self._changed:
+                self._durations.record(f"role: {self._role}", took)
+            self._progress.say((self._role, "bold"), f": done in {spell(took)}")
+        self._role, self._changed = "", False
 
     def _result(self, event: HostResult) -> None:
-        color = _COLORS.get(event.outcome, "dim")
-        took = f" in {spell(event.seconds)}" if event.seconds >= 1 else ""
         if event.outcome is Outcome.CHANGED and not self._rehearsal:
             self._changed = True
             self._durations.record(f"task: {event.role}: {event.task}", event.seconds)
-        self._say(f"  [{color}]{event.outcome}[/] {event.host}: {event.task}{took}")
+        took = f" in {spell(event.seconds)}" if event.seconds >= 1 else ""
+        color = _COLORS.get(event.outcome, "dim")
+        self._progress.say("  ", (str(event.outcome), color), f" {event.host}: {_named(event)}{took}")
+        if self._diff:
+            for line, style in differences.lines(event.result.get("diff")):
+                self._progress.say("    ", (line, style))
 
-    def _close_role(self) -> None:
-        # Only what did its work, for real, tells what the work takes.
-        if self._role and self._changed:
-            self._durations.record(f"role: {self._role}", time.monotonic() - self._role_began)
-        self._role, self._changed = "", False
 
-    def _beat(self) -> None:
-        while not self._done.wait(_BEAT_S):
-            so_far = time.monotonic() - self._task_began
-            if self._task and so_far >= _BEAT_S - 1:
-                usual = self._durations.usual(f"task: {self._role}: {self._task}")
-                hint = f" (usually {spell(usual)})" if usual else ""
-                doing = f" ({self._progress.strip()})" if self._progress.strip() else ""
-                self._say(f"  [dim]… {self._task}{doing}: {spell(so_far)} so far{hint}[/]")
-
-    def _say(self, text: str) -> None:
-        self._console.print(f"[bold]converge [/] {text}", highlight=False, soft_wrap=True)
+def _named(event: HostStarted | HostResult) -> str:
+    return f"{event.role}: {event.task}" if event.role else event.task

@@ -38,6 +38,7 @@ def main() -> int:
     }
     if world["rust"]:
         groups["sandbox"]["vars"] |= {
+            "rust_toolchain": world["rust"]["toolchain"],
             "rust_dist_server": f"{world['files_url']}/rust",
             "rust_rustup_version": world["rust"]["rustup_version"],
             "rust_rustup_init_sha256": {os.uname().machine: world["rust"]["rustup_init_sha256"]},

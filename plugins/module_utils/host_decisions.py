@@ -180,7 +180,7 @@ def _disk(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any], wishes:
 
 def make_plan(host: Mapping[str, Any], model: Mapping[str, Any], wishes: Wishes) -> Plan:
     """Decide everything for one host, as read by `vllm_host`."""
-    plan = Plan(architecture=host["architecture"])
+    plan = Plan(architecture=host["architecture"], weights_bytes=int(model["weights_bytes"] or model["largest_bytes"]))
     if wishes.swap_margin_mib < 0:
         plan.refuse(
             f"{wishes.swap_margin_mib} MiB of room were asked for, and 0 or more are wanted",

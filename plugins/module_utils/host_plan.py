@@ -49,6 +49,7 @@ class Plan:
     dtype: str = "auto"
     swap_mib: int = 0
     shared_memory_optin_bytes: int = 0
+    weights_bytes: int = 0
     decisions: list[dict[str, str]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -74,6 +75,7 @@ class Plan:
             "dtype": self.dtype,
             "swap_mib": self.swap_mib,
             "shared_memory_optin_bytes": self.shared_memory_optin_bytes,
+            "weights_bytes": self.weights_bytes,
             "decisions": self.decisions,
             "refusals": [{"what": r.what, "where": r.where, "mend": r.mend} for r in self.refusals],
         }

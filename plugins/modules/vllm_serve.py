@@ -17,7 +17,6 @@ from typing import Any
 
 from ansible.module_utils import service_checks
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_probe import read_model
 from ansible.module_utils.patch_files import write_whole
 from ansible.module_utils.service_state import UNIT, Service, read_text, short_digest
 from ansible.module_utils.systemd_unit import objection
@@ -75,8 +74,7 @@ class Serve:
         self.key = short_digest(self.p["unit_text"])
         self.unit_text: str = self.p["unit_text"].replace("@KEY@", self.key)
         self.prestart = Path(self.p["library"]) / "prestart.py"
-        model = read_model(self.p["model"], int(self.p["load"]["bytes"]))
-        self.deadline = start_deadline(int(self.p["gate"]["deadline_seconds"]), model["weights_bytes"], self.p["load"])
+        self.deadline = start_deadline(int(self.p["gate"]["deadline_seconds"]), self.p["load"])
         self.orphans: list[str] = []
 
     def run(self) -> None:
@@ -355,17 +353,16 @@ class Serve:
         self.module.fail_json(msg=f"vllm_service: {what}\n  where: {where}\n  mend:  {mend}", refused=True)
 
 
-def start_deadline(base_seconds: int, weights_bytes: int, load: dict[str, Any]) -> int:
+def start_deadline(base_seconds: int, load: dict[str, Any]) -> int:
     """Longest wait for the answer after a start, seconds.
 
     Args:
         base_seconds: what a start takes beside loading.
-        weights_bytes: size of the model's weights, 0 where it is not known.
-        load: `mb_per_second` (10^6 bytes) that the disk or the network surely gives, and `swap_mib` that the host
-            needs to hold the weights.
+        load: `bytes` of the model's weights, 0 where they are not known; `mb_per_second` (10^6 bytes) that the disk
+            or the network surely gives; `swap_mib` that the host needs to hold the weights.
     """
     passes = _PASSES_WITH_SWAP if int(load["swap_mib"]) else 1
-    return base_seconds + int(weights_bytes * passes / (int(load["mb_per_second"]) * 1e6))
+    return base_seconds + int(int(load["bytes"]) * passes / (int(load["mb_per_second"]) * 1e6))
 
 
 def _telling_lines(journal: list[str]) -> str:

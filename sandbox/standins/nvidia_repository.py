@@ -110,14 +110,20 @@ def _keyring_package(work: Path, out: Path, key: Path, list_name: str, entry: st
     _package(tree, out, "cuda-keyring", "1.1-1", "all")
 
 
+def toolkit_wheels(folder: Path) -> list[Path]:
+    """The wheels that carry the toolkit's parts, downloaded into the folder where one is missing."""
+    patterns = [f"{name.replace('-', '_')}-{CUDA}.*.whl" for name in _WHEELS]
+    if not all(any(folder.glob(pattern)) for pattern in patterns):
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [f"{name}=={CUDA}.*" for name in _WHEELS]
+        _run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), *names])
+    return [max(folder.glob(pattern)) for pattern in patterns]
+
+
 def _toolkit_packages(work: Path, out: Path, wheels: Path) -> None:
-    wheels.mkdir(exist_ok=True)
-    names = [f"{name}=={CUDA}.*" for name in _WHEELS]
-    _run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), *names])
     tree = work / "cuda-nvcc"
     home = tree / f"usr/local/cuda-{CUDA}"
-    for name in _WHEELS:
-        wheel = max(wheels.glob(f"{name.replace('-', '_')}-{CUDA}.*.whl"))
+    for wheel in toolkit_wheels(wheels):
         with ZipFile(wheel) as archive:
             archive.extractall(work / "unpacked")
     shutil.move(work / "unpacked/nvidia/cu13", home)

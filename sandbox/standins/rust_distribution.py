@@ -1,19 +1,23 @@
-"""Stand-in for Rust's distribution server: this machine's own toolchain and rustup, under their true versions.
+"""Stand-in for Rust's distribution server: a toolchain at hand and rustup, packed as the real server packs them.
 
-Only for machines where the public server is out of reach; without a toolchain here there is no stand-in, and the role
-asks the public one.
+Only for machines where the public server is out of reach; without any toolchain there is no stand-in, and the role asks
+the public one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
+import json
 import shutil
 import subprocess
 import tarfile
-from dataclasses import dataclass
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from sandbox.standins import rust_toolchain
+from sandbox.standins.rust_toolchain import Files, Toolchain
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,58 +31,63 @@ class Distribution:
 
 
 def build(root: Path, url: str) -> Distribution | None:
-    """Makes the server's files under `root`/rust, once per toolchain; None where this machine has none to give.
+    """Makes the server's files under `root`/rust, once; None where there is no toolchain to give.
 
     Args:
         root: folder that is served at `url`.
         url: base of the served folder; the manifest's addresses are absolute.
     """
-    rustup, rustc = shutil.which("rustup", path=_path()), shutil.which("rustc", path=_path())
-    if rustup is None or rustc is None:
-        return None
-    facts = dict(line.split(": ", 1) for line in _say([rustc, "-vV"]).splitlines() if ": " in line)
-    version, target = facts["release"], facts["host"]
-    sysroot = Path(_say([rustc, "--print", "sysroot"]))
-    rustup_version = _say([rustup, "--version"]).split()[1]
-    program = Path(rustup).resolve().read_bytes()
-    found = Distribution(hashlib.sha256(program).hexdigest(), rustup_version, target, version)
-    home = root / "rust"
-    stamp = home / ".made-by"
-    wanted = hashlib.sha256(f"{found}{url}{Path(__file__).read_text()}".encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return found
-    shutil.rmtree(home, ignore_errors=True)
-    dist = home / "dist"
-    dist.mkdir(parents=True)
-    init = home / "rustup" / "archive" / rustup_version / target / "rustup-init"
+    own = rust_toolchain.own()
+    stamp = root / "rust" / ".made"
+    recipe = "".join(Path(source).read_text() for source in (__file__, rust_toolchain.__file__))
+    made_by = hashlib.sha256(f"{url}{own and own.version}{recipe}".encode()).hexdigest()
+    if stamp.is_file() and (record := json.loads(stamp.read_text()))["made_by"] == made_by:
+        return Distribution(**record["found"])
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        toolchain = own or rust_toolchain.distribution(Path(folder))
+        if toolchain is None:
+            return None
+        shutil.rmtree(root / "rust", ignore_errors=True)
+        found = publish(toolchain, root / "rust", f"{url}/rust")
+    stamp.write_text(json.dumps({"made_by": made_by, "found": asdict(found)}))
+    return found
+
+
+def publish(toolchain: Toolchain, home: Path, url: str) -> Distribution:
+    """Writes rustup-init, the channel's manifest and a package per component under `home`, served at `url`."""
+    say = subprocess.run([toolchain.rustup, "--version"], capture_output=True, text=True, check=True).stdout
+    program = toolchain.rustup.read_bytes()
+    version, target = toolchain.version, toolchain.target
+    found = Distribution(hashlib.sha256(program).hexdigest(), say.split()[1], target, version)
+    init = home / "rustup" / "archive" / found.rustup_version / target / "rustup-init"
     init.parent.mkdir(parents=True)
     init.write_bytes(program)
-    manifest = _manifest(sysroot, dist, f"{url}/rust/dist", version, target)
+    dist = home / "dist"
+    dist.mkdir()
+    manifest = _manifest(toolchain, dist, f"{url}/dist")
     for channel in (version, ".".join(version.split(".")[:2])):
         file = dist / f"channel-rust-{channel}.toml"
         file.write_text(manifest)
         digest = hashlib.sha256(manifest.encode()).hexdigest()
         file.with_name(f"{file.name}.sha256").write_text(f"{digest}  {file.name}\n")
-    stamp.write_text(wanted)
     return found
 
 
-def _manifest(sysroot: Path, dist: Path, url: str, version: str, target: str) -> str:
+def _manifest(toolchain: Toolchain, dist: Path, url: str) -> str:
     """The channel's manifest, version 2, and beside it a package per component."""
+    version, target = toolchain.version, toolchain.target
     lines = ['manifest-version = "2"', 'date = "2026-12-01"']
-    components = {"rustc": "rustc", "cargo": "cargo", "rust-std": f"rust-std-{target}"}
-    for name, component in components.items():
+    for name, files in toolchain.components.items():
         file = dist / f"{name}-{version}-{target}.tar.gz"
-        listing = (sysroot / "lib" / "rustlib" / f"manifest-{name}-{target}").read_text().splitlines()
-        _pack(sysroot, file, component, [line for line in listing if ":share/" not in line])
+        _pack(file, f"rust-std-{target}" if name == "rust-std" else name, files)
         lines += _entry(name, version, target, f"{url}/{file.name}", hashlib.sha256(file.read_bytes()).hexdigest())
     lines += _entry("rust", version, target, f"{url}/none", "0" * 64)
     lines.append(
         "components = ["
-        + ", ".join(f'{{ pkg = "{name}", target = "{target}", is_extension = false }}' for name in components)
+        + ", ".join(f'{{ pkg = "{name}", target = "{target}", is_extension = false }}' for name in toolchain.components)
         + "]"
     )
-    names = ", ".join(f'"{name}"' for name in components)
+    names = ", ".join(f'"{name}"' for name in toolchain.components)
     lines += ["[profiles]", f"minimal = [{names}]", f"default = [{names}]", f"complete = [{names}]", ""]
     return "\n".join(lines)
 
@@ -90,24 +99,15 @@ def _entry(name: str, version: str, target: str, url: str, digest: str) -> list[
     ]  # fmt: skip
 
 
-def _pack(sysroot: Path, out: Path, component: str, listing: list[str]) -> None:
+def _pack(out: Path, component: str, files: Files) -> None:
     """One component in the installer's format, version 3."""
     top = out.name.removesuffix(".tar.gz")
-    with tarfile.open(out, "w:gz", compresslevel=1) as archive:
+    with tarfile.open(out, "w:gz", compresslevel=1, dereference=True) as archive:
         texts = {"rust-installer-version": "3\n", "components": f"{component}\n"}
-        texts[f"{component}/manifest.in"] = "".join(f"{line}\n" for line in listing)
+        texts[f"{component}/manifest.in"] = "".join(f"file:{path}\n" for path in files)
         for name, text in texts.items():
             info = tarfile.TarInfo(f"{top}/{name}")
             info.size = len(text.encode())
             archive.addfile(info, io.BytesIO(text.encode()))
-        for line in listing:
-            path = line.split(":", 1)[1]
-            archive.add(sysroot / path, f"{top}/{component}/{path}")
-
-
-def _path() -> str:
-    return f"{os.environ['PATH']}:{Path.home() / '.cargo' / 'bin'}"
-
-
-def _say(argv: list[str]) -> str:
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+        for path, file in files.items():
+            archive.add(file, f"{top}/{component}/{path}")

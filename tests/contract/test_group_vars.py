@@ -99,7 +99,7 @@ def test_the_sandbox_is_in_a_group_of_each_kind(tmp_path: Path) -> None:
 
 
 def test_group_vars_hold_only_variables_that_something_takes() -> None:
-    known = known_variables() | {"vllm_become"}
+    known = set(known_variables()) | {"vllm_become"}
     for path in sorted((PROJECT / "group_vars").glob("*.yml")):
         assert set(yaml.safe_load(path.read_text())) <= known, path
 

@@ -1,4 +1,4 @@
-"""Real device code: the toolkit from its wheels, and shared libraries that nvcc made. No GPU is needed."""
+"""What unit tests share: records of their own, and real device code that nvcc made, for which no GPU is needed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from fleet.paths import cache_dir
+from sandbox.standins import nvidia_repository
 
-WHEELS = sorted((cache_dir() / "cuda-wheels").glob("*.whl"))
-needs_nvcc = pytest.mark.skipif(not WHEELS, reason="no nvcc wheels: ./runner.py sandbox up fetches them")
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A state directory for each test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +29,7 @@ def cuda_home() -> Iterator[Path]:
 
 def unpacked(folder: Path) -> Path:
     """The toolkit of the wheels below a folder."""
-    for wheel in WHEELS:
+    for wheel in nvidia_repository.toolkit_wheels(cache_dir() / "cuda-wheels"):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
     home = next(folder.glob("nvidia/cu*"))

@@ -6,14 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import runner
 from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT
-from sandbox import containers
+from sandbox import containers, image
+from sandbox.pip_config import read_pip_config
 
 
 def refused(error: pytest.ExceptionInfo[FleetError], words: str) -> None:
@@ -36,7 +36,7 @@ def test_without_apt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda *_a, **_k: None)
     with pytest.raises(FleetError) as error:
-        runner._install_packages(["podman"])
+        runner._look_at_packages(["podman"])
     refused(error, "no apt-get")
 
 
@@ -48,23 +48,25 @@ def test_without_podman(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(error, "podman is not installed")
 
 
-def test_an_index_that_cannot_be_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_that_does_not_answer_is_found_before_an_image_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(FleetError) as error:
-        runner._run(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--find-links", str(tmp_path), "nothing-here"],
-            "setup: Python packages",
-        )
-    refused(error, "No matching distribution found")
-    assert "Python packages" in capsys.readouterr().out
+        image.look_at_index(read_pip_config())
+    refused(error, "the package index http://127.0.0.1:9/simple does not give")
 
 
 def test_only_what_uses_the_sandbox_asks_for_it() -> None:
-    assert runner._wants_sandbox(["converge"])
-    assert runner._wants_sandbox(["--yes", "sandbox", "up"])
-    assert runner._wants_sandbox(["test"])
-    assert not runner._wants_sandbox(["converge", "-i", "hosts.yml"])
-    assert not runner._wants_sandbox(["converge", "--help"])
-    assert not runner._wants_sandbox(["status"])
+    for words in (["converge"], ["--yes", "sandbox", "up"], ["test"]):
+        assert runner._wants_sandbox(words)
+        assert runner._wants_root(words)
+    for words in (["converge", "-i", "hosts.yml"], ["converge", "--inventory=x"], ["converge", "--help"], ["status"]):
+        assert not runner._wants_sandbox(words)
+        assert not runner._wants_root(words)
+    # Stopping one needs root, and nothing that makes one.
+    assert runner._wants_root(["sandbox", "down"])
+    assert not runner._wants_sandbox(["sandbox", "down"])
 
 
 def test_an_old_python_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

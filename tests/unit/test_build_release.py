@@ -16,7 +16,6 @@ import pytest
 from build_release import Build
 from job import JobError
 
-from tests.unit.conftest import needs_nvcc
 from tests.unit.test_cuda_build import gxx, toolkit
 
 # A build backend inside the source, as PEP 517 allows: the payload goes into the wheel as the package.
@@ -146,7 +145,6 @@ def test_a_build_of_another_version_is_no_release(site: Site) -> None:
     assert (status["what"], record) == ("version 0.31.0 was built and 0.33.0 is wanted", {})
 
 
-@needs_nvcc
 def test_device_code_is_judged_before_the_release_exists(site: Site, libraries: dict[str, Path]) -> None:
     shutil.copy(libraries["t80"], site.payload / "_C_stable_libtorch.abi3.so")
     build = site.cuda()

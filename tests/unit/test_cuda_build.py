@@ -12,8 +12,6 @@ from ansible.module_utils.cubin import capabilities_in, capability_of, runs_on
 from cuda_build import architectures, compile_jobs, judge_architectures, judge_toolchain
 from job import JobError
 
-from tests.unit.conftest import needs_nvcc
-
 GXX = shutil.which("g++") or ""
 # As vLLM 0.32.0's CMakeLists.txt asks, at its lines 24 and 1566.
 CMAKE = """
@@ -23,7 +21,6 @@ if (VLLM_GPU_LANG STREQUAL "CUDA"
 """
 
 
-@needs_nvcc
 def test_device_code_is_read_from_libraries(libraries: dict[str, Path]) -> None:
     found = {name: capabilities_in(path.read_bytes()) for name, path in libraries.items()}
     assert found["t75"] == {"7.5": 1}
@@ -35,7 +32,6 @@ def test_device_code_is_read_from_libraries(libraries: dict[str, Path]) -> None:
     assert found["host"] == {}
 
 
-@needs_nvcc
 def test_a_cubin_says_its_capability(cuda_home: Path, tmp_path: Path) -> None:
     source = tmp_path / "k.cu"
     source.write_text("__global__ void k(float *x) { x[0] = 1; }\n")
@@ -58,7 +54,6 @@ def test_a_cubin_runs_on_its_own_major_upwards(code: str, capability: str, runs:
     assert runs_on(code, capability) is runs
 
 
-@needs_nvcc
 @pytest.mark.parametrize(
     ("names", "arch_list", "words"),
     [
@@ -146,7 +141,6 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         judge_toolchain(toolkit(tmp_path / "cuda", "13.2"), str(tmp_path / "none"), "13.2", CMAKE)
 
 
-@needs_nvcc
 def test_the_real_toolkit_and_compiler_are_judged(cuda_home: Path) -> None:
     version = subprocess.run([GXX, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
     major = int(re.match(r"\d+", version)[0])  # type: ignore[index]

@@ -19,7 +19,7 @@ ROLE = PROJECT / "roles" / "vllm_service"
 BASE: dict[str, Any] = {
     "vllm_service_release": {"build_id": "vllm-1", "path": "/opt/vllm/releases/vllm-1", "python": "/x"},
     "vllm_service_capability": "7.5",
-    "vllm_service_checkpoint_bytes": 0,
+    "vllm_service_weights_bytes": 0,
     "vllm_service_swap_mib": 0,
     "_vllm_service_gpu_bytes": 15360 * 1024 * 1024,
 }

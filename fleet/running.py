@@ -1,0 +1,78 @@
+"""One run, shown and logged: joins the request's execution with the view, the log and the summary's collector."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from fleet.collector import Collector
+from fleet.errors import ExitCode, FleetError
+from fleet.events import Event
+from fleet.execution import Finished, execute
+from fleet.requests import Request
+from fleet.runlog import RunLog
+from fleet.steps import Durations
+from fleet.view import RunView
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run that came to its end; `seconds` is its whole duration."""
+
+    request: Request
+    finished: Finished
+    collected: Collector
+    log: Path
+    seconds: float
+
+
+def shown(request: Request, console: Console) -> Ran:
+    """Runs the request under the view. A run that is broken off ends what it left on its hosts."""
+    collected = Collector()
+    began = time.monotonic()
+    view = RunView(
+        console,
+        Durations(),
+        request.command,
+        verbose=bool(request.verbosity),
+        rehearsal="--check" in request.flags,
+        diff="--diff" in request.flags,
+    )
+    with RunLog(request.command) as log, view:
+
+        def on_event(event: Event) -> None:
+            log(event)
+            collected(event)
+            view(event)
+
+        try:
+            finished = execute(request, on_event)
+        except BaseException:
+            # Whatever broke it off, Ctrl-C, the watchdog or a full disk: the tasks on the hosts know nothing of it.
+            with contextlib.suppress(OSError):
+                view.stopping()
+            execute(request.stopping(), lambda _: None)
+            raise
+    return Ran(request, finished, collected, log.path, time.monotonic() - began)
+
+
+def check(ran: Ran) -> None:
+    """A run that failed on no host has a reason of its own: what Ansible said.
+
+    Raises:
+        FleetError: with the run's code.
+    """
+    finished = ran.finished
+    if finished.code is ExitCode.OK or any(tally.message for tally in finished.hosts.values()):
+        return
+    first = ran.request.inventories[0]
+    raise FleetError(
+        finished.said.strip() or "Ansible ran on no host",
+        where=", ".join(str(path) for path in ran.request.inventories),
+        mend=f".venv/bin/ansible-inventory -i {first} --graph",
+        code=finished.code,
+    )

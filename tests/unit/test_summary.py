@@ -1,0 +1,75 @@
+"""The end of a run in words and as JSON, from what a host says of itself."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fleet import summary
+from fleet.collector import Collector
+from fleet.errors import ExitCode
+from fleet.events import HostResult, HostTally, Outcome
+from fleet.execution import Finished
+from fleet.requests import Request
+from fleet.running import Ran
+
+RELEASE = {"build_id": "vllm-1", "current": True, "patch": {"outcome": "applied", "reason": "64 KiB [x]"}}
+STATUS: dict[str, Any] = {
+    "decisions": [{"topic": "dtype", "decision": "float16", "why": "[bold]7.5[/bold]"}],
+    "releases": [{"build_id": "vllm-0", "current": False, "patch": None}, RELEASE],
+    "serving": {"active": True, "url": "http://10.0.0.1:8000", "model": "m", "question": "q", "build_id": "vllm-1"},
+}
+
+
+def ran(status: dict[str, Any], *, message: str = "") -> Ran:
+    """A run on one host that said this of itself."""
+    collected = Collector()
+    collected(HostResult("h", "", "status", Outcome.OK, 0.1, "", {"vllm_status": status}))
+    collected(HostResult("h", "rust", "installed", Outcome.FAILED if message else Outcome.CHANGED, 61.0, message))
+    tally = HostTally(ok=2, changed=1, failed=int(bool(message)), message=message)
+    return Ran(Request("p.yml", ()), Finished(ExitCode.OK, {"h": tally}), collected, Path("/l"), 62.0)
+
+
+def shown(status: dict[str, Any], *, message: str = "") -> str:
+    """What a person reads."""
+    file = io.StringIO()
+    summary.show(Console(file=file, width=160), ran(status, message=message), {"rust": "stands in"})
+    return file.getvalue()
+
+
+def test_json_says_address_release_patch_and_running_against_wanted() -> None:
+    found = summary.as_json(ran(STATUS))
+    assert found["code"] == 0
+    host = found["hosts"]["h"]
+    assert {key: host[key] for key in ("address", "release", "patch", "running", "wanted")} == {
+        "address": "http://10.0.0.1:8000",
+        "release": "vllm-1",
+        "patch": "applied",
+        "running": "vllm-1",
+        "wanted": "vllm-1",
+    }
+    assert (host["ok"], host["changed"], host["failed"], host["unreachable"]) == (2, 1, 0, 0)
+
+
+def test_a_host_that_does_not_serve_has_no_address_and_drifts() -> None:
+    stopped = {**STATUS, "serving": {**STATUS["serving"], "active": False}}
+    host = summary.as_json(ran(stopped))["hosts"]["h"]
+    assert (host["address"], host["running"], host["wanted"]) == (None, None, "vllm-1")
+    assert "drift    nothing runs, vllm-1 is wanted" in shown(stopped)
+    assert "drift" not in shown(STATUS)
+
+
+def test_a_bare_host_has_nothing() -> None:
+    host = summary.as_json(ran({}))["hosts"]["h"]
+    assert [host[key] for key in ("address", "release", "patch", "running", "wanted")] == [None] * 5
+    assert "drift" not in shown({})
+
+
+def test_words_are_shown_as_they_are() -> None:
+    text = shown(STATUS, message="rust: [red]no\x1b[2J\n  where: h\n  mend:  x")
+    for words in ("[bold]7.5[/bold]", "64 KiB [x]", "[red]no\\x1b[2J", "stands in", "failed: installed", "1m01s"):
+        assert words in text
+    assert '{"model":"m","messages":[{"role":"user","content":"q"}]}' in text
