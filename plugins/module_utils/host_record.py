@@ -37,4 +37,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
         for key in sorted({*before, *after}):
             found += differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
         return found
-    return [] if before == after else [f"{path}: {before} -> {after}"]
+    if before == after:
+        return []
+    was, now = ("nothing" if value in ("", None) else value for value in (before, after))
+    return [f"{path}: {was} -> {now}"]

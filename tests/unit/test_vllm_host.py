@@ -86,7 +86,7 @@ def test_a_host_that_is_no_longer_as_recorded_says_how_and_stays_untouched(host:
     (host.state / "host.json").write_text(json.dumps(record))
     before = (host.state / "host.json").read_bytes()
     found = host.run(check_mode=True)
-    assert found["differences"] == ["host.ami: ami-older -> ", "host.torch.version: 2.7.0+cu128 -> "]
+    assert found["differences"] == ["host.ami: ami-older -> nothing", "host.torch.version: 2.7.0+cu128 -> nothing"]
     assert (host.state / "host.json").read_bytes() == before
     assert "ami-older" in found["diff"]["before"]
     assert "ami-older" not in found["diff"]["after"]
