@@ -8,6 +8,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.service_state import Service, read_json
+from ansible.module_utils.systemd_unit import Unit
 
 DOCUMENTATION = r"""
 module: vllm_status
@@ -71,13 +72,16 @@ def _serving(root: Path, state: Path) -> dict[str, Any]:
     record = service.record()
     unit = service.unit.show("ActiveState", "SubState", "NRestarts", "ExecMainStartTimestamp")
     shown = {name: value for name, value in record.items() if name != "unit_text"}
-    watchdog = read_json(_WATCHDOG)
+    seen = read_json(_WATCHDOG)
     return {
         **shown,
         "active": unit.get("ActiveState") == "active",
         "unit": unit,
         "drift": service.drift(record),
-        "watchdog": {name: watchdog[name] for name in ("verdict", "detail", "failures")} if watchdog else None,
+        "watchdog": {
+            "on": Unit("vllm-watchdog.timer").is_on(),
+            **{name: seen.get(name) for name in ("verdict", "detail", "failures")},
+        },
     }
 
 

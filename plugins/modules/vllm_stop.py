@@ -59,7 +59,13 @@ def main() -> None:
             "  mend:  look at them with ps on the host, then converge again"
         )
     service = Service(Path(module.params["root"]), Path(module.params["state"]))
-    undone = _undo(service, module.params["run"], check_mode=module.check_mode)
+    try:
+        undone = _undo(service, module.params["run"], check_mode=module.check_mode)
+    except TimeoutError:
+        module.fail_json(
+            msg=f"vllm_stop: another run is switching the service, so this run's switch stays as it is\n"
+            f"  where: {os.uname().nodename} vllm.service\n  mend:  wait for that run to end"
+        )
     module.exit_json(changed=bool(ended or undone), ended=ended, undone=undone)
 
 

@@ -73,6 +73,7 @@ def check(site: Path, variables: list[str], arguments: list[str], own: list[str]
         ("PYTORCH_ALLOC", False),
         ("HF_HUB_ENABLE_HF_TRANSFER", True),
         ("HF_HUB_ENABLE_TRANSFER", False),
+        ("HF_TRANSFER", False),
         # No such library in this release.
         ("FLASHINFER_WORKSPACE_BASE", False),
         # Nobody's in particular.

@@ -113,6 +113,7 @@ def test_a_bare_host_serves_and_a_second_run_changes_nothing(host: Host) -> None
     assert host.systemd.state(UNIT)["UnitFileState"] == "enabled"
     assert host.service.current.resolve() == host.root / "releases/one"
     assert host.status()["drift"] == []
+    assert host.status()["watchdog"]["on"] is False
     seen, calls = host.seen(), host.systemd.calls()
     second = host.serve()
     assert (second["changed"], second["answer"]) == (False, "The capital of France is Paris.")
@@ -327,6 +328,23 @@ def test_an_interrupted_first_switch_leaves_the_host_as_it_was(host: Host) -> No
     assert [found["what"] for found in host.status()["drift"]] == ["unfinished switch"]
     assert vllm_stop._undo(host.service, "run1", check_mode=False) == "the switch to one: nothing serves"
     assert host.seen() == before
+
+
+def test_a_stop_leaves_a_switch_of_another_run_that_goes_on(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_off_in_the_gate(host, "one")
+    params = {"run": "run1", "root": str(host.root), "state": str(host.state), "wait_seconds": 1}
+    monkeypatch.setattr(vllm_stop, "AnsibleModule", lambda **_: Module(params))
+    monkeypatch.setattr(vllm_stop, "_running", lambda _: [])
+    monkeypatch.setattr(service_state.time, "sleep", lambda _: None)
+    clock = iter(range(100))
+    monkeypatch.setattr(service_state.time, "monotonic", lambda: next(clock))
+    with host.service.held(0):
+        failed = ends(vllm_stop.main)
+    assert "another run is switching the service" in failed["msg"]
+    assert host.unit.exists()
+    done = ends(vllm_stop.main)
+    assert (done["changed"], done["undone"]) == (True, "the switch to one: nothing serves")
+    assert not host.unit.exists()
 
 
 @pytest.mark.parametrize("wanted", ["one", "two"])

@@ -203,6 +203,20 @@ def test_a_broken_memory_is_forgotten(
     assert program.run()[0] == 1
 
 
+def test_a_systemd_that_cannot_be_asked_is_told_and_restarts_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(server, tmp_path, monkeypatch)
+    systemctl = program.systemd.home / "bin" / "systemctl"
+    systemctl.write_text("#!/bin/sh\necho 'Transport endpoint is not connected' >&2\nexit 1\n")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(program.request)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "systemd does not say how vllm.service is: Transport endpoint is not connected" in done.stderr
+    assert not (tmp_path / "state.json").exists()
+
+
 def test_a_fault_of_the_program_restarts_nothing(tmp_path: Path) -> None:
     # The unit goes on to its command on exit status 0 alone.
     done = subprocess.run(

@@ -129,6 +129,11 @@ def read_unit(name: str) -> Unit:
     done = subprocess.run(
         ["systemctl", "show", name, f"--property={properties}"], capture_output=True, text=True, check=False
     )
+    if done.returncode:
+        raise SystemExit(
+            f"<3>vllm_watchdog: systemd does not say how {name} is: {done.stderr.strip()}\n"
+            f"<3>  where: {name}\n<3>  mend:  systemctl status {name}"
+        )
     shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     entered = int(shown.get("ActiveEnterTimestampMonotonic") or 0) / 1e6
     age = time.clock_gettime(time.CLOCK_MONOTONIC) - entered
