@@ -8,6 +8,8 @@ from typing import Any
 from fleet.events import Event, HostResult, Outcome
 from fleet.requests import ROLES
 
+_VALIDATION = "Validating arguments against arg spec"
+
 
 @dataclass(slots=True)
 class RoleDone:
@@ -35,7 +37,8 @@ class Collector:
         role = self.roles.get(event.role)
         if role is None or event.outcome in (Outcome.SKIPPED, Outcome.RETRY):
             return
-        role.ran = True
+        # Arguments are validated for roles, too, whose tags were not asked for.
+        role.ran = role.ran or not event.task.startswith(_VALIDATION) or event.outcome is Outcome.FAILED
         role.seconds += event.seconds
         if event.outcome is Outcome.CHANGED:
             role.changed.append(event.task)

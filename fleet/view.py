@@ -73,11 +73,11 @@ class RunView:
         self._progress.say("stopping: ending what the run has left running on its hosts")
 
     def _open_role(self, role: str) -> None:
-        if not role or role == self._role:
+        if role == self._role:
             return
         self._close_role()
         self._role, self._role_began = role, time.monotonic()
-        if not self._progress.moves:
+        if role and not self._progress.moves:
             usual = self._durations.usual(f"role: {role}")
             self._progress.say((role, "bold"), (f" (usually {spell(usual)})" if usual else "", "dim"))
 

@@ -175,12 +175,7 @@ def _bootstrap(podman: Podman, name: str) -> None:
         ]
         argv = ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={_PACKAGES}", *hooks]
         argv += [codename(sources.read_text()), str(archive), str(sources)]
-        done = subprocess.run(
-            [*argv, codename(sources.read_text()), str(archive), str(sources)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
             raise FleetError(
                 f"mmdebstrap ended with {done.returncode}: {done.stderr.strip()[-500:]}",

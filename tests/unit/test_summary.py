@@ -68,6 +68,17 @@ def test_a_bare_host_has_nothing() -> None:
     assert "drift" not in shown({})
 
 
+def test_a_role_whose_tags_were_not_asked_for_did_not_run() -> None:
+    name = "Validating arguments against arg spec 'main' - A swapfile"
+    collected = Collector()
+    collected(HostResult("h", "swapfile", name, Outcome.OK, 0.1))
+    assert not collected.roles["swapfile"].ran
+    collected(HostResult("h", "swapfile", "Swapfile as wanted", Outcome.OK, 0.1))
+    assert collected.roles["swapfile"].ran
+    collected(HostResult("h", "rust", name, Outcome.FAILED, 0.1))
+    assert collected.roles["rust"].ran
+
+
 def test_words_are_shown_as_they_are() -> None:
     text = shown(STATUS, message="rust: [red]no\x1b[2J\n  where: h\n  mend:  x")
     for words in ("[bold]7.5[/bold]", "64 KiB [x]", "[red]no\\x1b[2J", "stands in", "failed: installed", "1m01s"):

@@ -94,6 +94,8 @@ def test_a_pipe_gets_a_line_per_role_change_and_long_task(tmp_path: Path) -> Non
         view(HostResult("host-1", "rust", "Toolchain installed", Outcome.CHANGED, 1.3))
         view(TaskStarted("preflight", "What this host is"))
         view(HostResult("host-1", "preflight", "What this host is", Outcome.OK, 0.3))
+        view(TaskStarted("", "What is here"))
+        assert file.getvalue().splitlines()[-1].startswith("converge  preflight: done in ")
     assert re.sub(r"\d+s so|in \ds", "Ns so", file.getvalue()).splitlines() == [
         "converge  reading the inventory",
         "converge  rust (usually 1m01s)",
