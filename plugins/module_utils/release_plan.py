@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.release_health import damage
+
 # What the plan itself sets in a build's environment, and the variable of the role that decides it.
 DECIDED = {
     "TORCH_CUDA_ARCH_LIST": "vllm_source_build_arch_list",
@@ -73,9 +75,22 @@ class Release:
 
     @property
     def record(self) -> dict[str, Any] | None:
-        """The release's record; None where it is not (wholly) built."""
+        """The release's record; None where it is not (wholly) built, or not whole any more."""
+        found = self._written()
+        return found if found and not self.damage else None
+
+    @property
+    def damage(self) -> str:
+        """What is wrong with a release that was built whole, in words; empty where nothing is."""
+        found = self._written()
+        if not found:
+            return ""
+        built_ns = (self.path / "release.json").stat().st_mtime_ns
+        return str(damage(Path(found["site_packages"]), self.spec["torch"]["site_packages"], built_ns))
+
+    def _written(self) -> dict[str, Any]:
         found = _json(self.path / "release.json")
-        return found if found.get("build_id") == self.build_id else None
+        return found if found.get("build_id") == self.build_id else {}
 
     @property
     def rust_toolchain(self) -> str:

@@ -50,7 +50,8 @@ EXAMPLES = """
 """
 RETURN = """
 ---
-missing: {type: list, returned: always, description: Names of releases not built yet.}
+missing: {type: list, returned: always, description: Names of releases not built yet, or not whole any more.}
+damaged: {type: dict, returned: always, description: 'Of those that were whole once, what is wrong, by name.'}
 unfetched: {type: list, returned: always, description: Those of them whose source is not there yet.}
 finished: {type: bool, returned: always, description: Whether nothing is left to do for the state asked for.}
 """
@@ -84,6 +85,7 @@ class Releases:
             ansible_facts={"vllm_releases": described},
             finished=not (unfetched if self.p["state"] == "fetched" else missing),
             missing=[release.name for release in missing],
+            damaged={release.name: release.damage for release in releases if release.damage},
             unfetched=[release.name for release in unfetched],
             progress=progress,
             releases=described,

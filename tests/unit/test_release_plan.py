@@ -143,5 +143,21 @@ def test_a_release_without_its_record_is_not_there(tmp_path: Path) -> None:
     assert release.record is None
     (release.path / "release.json").write_text(json.dumps({"build_id": "another"}))
     assert release.record is None
-    (release.path / "release.json").write_text(json.dumps({"build_id": release.build_id}))
-    assert release.record is not None
+    site = release.path / "site-packages"
+    (site / "vllm-1.dist-info").mkdir(parents=True)
+    (site / "vllm-1.dist-info" / "RECORD").write_text("vllm.py,sha256=whatever,0\n")
+    (site / "vllm.py").touch()
+    (site / "ami_torch.pth").write_text(release.spec["torch"]["site_packages"])
+    record = {"build_id": release.build_id, "site_packages": str(site)}
+    (release.path / "release.json").write_text(json.dumps(record))
+    assert release.record == record
+    assert release.damage == ""
+
+
+def test_a_release_that_lost_a_file_is_not_there_any_more(tmp_path: Path) -> None:
+    release = plan(folders=Folders(tmp_path, tmp_path))
+    release.path.mkdir()
+    record = {"build_id": release.build_id, "site_packages": str(release.path)}
+    (release.path / "release.json").write_text(json.dumps(record))
+    assert release.record is None
+    assert "does not lead to torch" in release.damage
