@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -185,6 +186,14 @@ def test_a_first_release_that_fails_leaves_no_service(host: Host) -> None:
         "UnitFileState": "disabled",
     }
     assert host.status()["drift"] == []
+
+
+def test_a_link_to_a_release_that_is_gone_goes_with_a_failed_switch(host: Host) -> None:
+    host.serve()
+    shutil.rmtree(host.root / "releases" / "one")
+    host.server.replies = [answer("")]
+    assert "no service is left" in host.serve("two")["msg"]
+    assert not host.service.current.is_symlink()
 
 
 def test_an_earlier_release_that_fails_too_is_told(host: Host) -> None:

@@ -226,6 +226,9 @@ def test_programs_that_compile_at_run_time_find_their_tools(played: Played) -> N
 def test_arguments_and_environment_arrive_as_they_are(played: Played) -> None:
     (command,) = directives(played.unit("awkward"))["ExecStart"]
     assert words(command)[-6:-4] == AWKWARD
+    # Single, they are systemd's own: a specifier, and in a command a variable.
+    assert "$$5 100%%" in command
+    assert "$H 5%% #;" in played.unit("awkward")
     assert environment(played, "awkward")["A_B"] == 'x"y\\z $H 5% #;'
 
 
