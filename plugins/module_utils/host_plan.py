@@ -28,6 +28,7 @@ class Wishes:
     swapfile_path: str = ""
     writes: tuple[Mapping[str, Any], ...] = ()
     disk_enforced: bool = True
+    index_silence: tuple[str, str] = ("", "")
 
     def argument(self, *names: str) -> str:
         """The value of an argument of vLLM's server, `--name value` or `--name=value`; the last one counts."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ansible.module_utils.host_plan import Wishes
 from ansible.module_utils.host_probe import read_host, torch_cache
 from ansible.module_utils.host_record import differences, stable
 from ansible.module_utils.model_probe import read_model
+from ansible.module_utils.package_index import silence
 from ansible.module_utils.refusals import house_form
 
 DOCUMENTATION = r"""
@@ -108,6 +110,9 @@ def main() -> None:
     model = read_model(
         p["model"], p["hub_endpoint"], p["token_file"], p["checkpoint_bytes"], recorded.get("model") or {}
     )
+    # A host that holds a release has spent the room that one wants, and has been given its packages.
+    installs = not any(Path(p["releases"]).glob("*/release.json"))
+    python = host["torch"]["python"] or sys.executable
     wishes = Wishes(
         method=p["method"],
         capability=p["capability"],
@@ -119,8 +124,8 @@ def main() -> None:
         swap_margin_mib=p["swap_margin_mib"],
         swapfile_path=p["swapfile"],
         writes=tuple(p["writes"]),
-        # A host that holds a release already has spent the room that a release wants.
-        disk_enforced=not any(Path(p["releases"]).glob("*/release.json")),
+        disk_enforced=installs,
+        index_silence=silence(python, "vllm") if installs else ("", ""),
     )
     plan = make_plan(host, model, wishes)
     facts = plan.facts()

@@ -64,6 +64,7 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     return Host(tmp_path / "state", monkeypatch)
 
 
@@ -128,3 +129,19 @@ def test_the_token_is_in_no_result_and_no_record(host: Host, tmp_path: Path) -> 
     assert any(TOKEN in token for _, token in handler.asked)
     assert "no model owner/nothing is there" in refused["msg"]
     assert TOKEN not in json.dumps([found, refused, host.record])
+
+
+def test_a_silent_index_is_refused_before_a_first_release_and_no_matter_after(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    refused = host.run()
+    assert refused["refused"]
+    assert "the package index http://127.0.0.1:1/simple cannot be reached" in refused["msg"]
+    assert not host.state.exists()
+    record = host.state / "releases" / "one" / "release.json"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    assert "refused" not in host.run()
