@@ -42,11 +42,12 @@ def _state() -> dict[str, Any]:
         "forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
         "mounts": [m for m in Path("/proc/self/mounts").read_text().splitlines() if "vllm-fleet" in m],
         "rules": sorted(r for r in rules.splitlines() if r.startswith("-A") and "10.213.8." in r),
-        "processes": [p for p in _commands() if "sandbox.standins.server" in p],
+        "processes": [p for p in commands() if "sandbox.standins.server" in p],
     }
 
 
-def _commands() -> list[str]:
+def commands() -> list[str]:
+    """The command line of every process of the machine."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

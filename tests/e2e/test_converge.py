@@ -1,4 +1,4 @@
-"""`./runner.py converge` itself, on a bare sandbox host: check, converge, again, drift, interruption, a bad model.
+"""`./runner.py converge` itself, on a bare sandbox host: refusals, interrupts, converge, again, drift, a bad model.
 
 One story in order, on one host: each test begins where the one before it ended.
 """
@@ -20,18 +20,10 @@ import pytest
 
 from fleet.paths import PROJECT, state_dir
 from sandbox import containers, world
+from tests.machine import bare_sandbox, commands, runner
 
 HOST = "vllm-fleet-host1"
 _TOUCHED = "ls -A /opt /var/lib /etc/systemd/system /etc/apt/sources.list.d; cut -d' ' -f1 /proc/swaps"
-FACTS_SHARED = {("prefill", 512): 65536, ("decode", 512): 65536, ("prefill", 256): 49152, ("decode", 256): 32768}
-STOCK_SHARED = {("prefill", 512): 98304, ("decode", 512): 65536, ("prefill", 256): 49152, ("decode", 256): 32768}
-
-
-def runner(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command as a person would, in JSON."""
-    return subprocess.run(
-        [sys.executable, "-m", "fleet", *words], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
 
 
 def converge(*words: str) -> tuple[int, dict[str, Any], str]:
@@ -65,36 +57,8 @@ def ask(question: str) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def bare_host() -> Iterator[None]:
     """A sandbox from nothing, and nothing of it afterwards."""
-    assert runner("sandbox", "down").returncode == 0
-    before = machine()
-    up = runner("sandbox", "up")
-    assert up.returncode == 0, up.stdout[-2000:] + up.stderr[-2000:]
-    yield
-    down = runner("sandbox", "down")
-    assert down.returncode == 0, down.stderr
-    assert machine() == before
-
-
-def machine() -> dict[str, Any]:
-    """What a sandbox must leave as it was."""
-    rules = subprocess.run(["iptables-save"], capture_output=True, text=True, check=False).stdout
-    return {
-        "swaps": Path("/proc/swaps").read_text(),
-        "forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
-        "mounts": [m for m in Path("/proc/self/mounts").read_text().splitlines() if "vllm-fleet" in m],
-        "rules": sorted(r for r in rules.splitlines() if r.startswith("-A") and "10.213.8." in r),
-        "processes": [p for p in _commands() if "sandbox.standins.server" in p],
-    }
-
-
-def _commands() -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:
-            continue
-    return found
+    with bare_sandbox():
+        yield
 
 
 def test_check_mode_on_a_bare_host_changes_nothing() -> None:
@@ -133,6 +97,28 @@ def test_a_full_disk_leaves_a_bare_host_untouched() -> None:
     assert "64 MiB free where" in found["message"]
     assert "/opt/vllm" in found["message"]
     assert (after, left) == (before, "")
+
+
+def test_a_silent_package_index_leaves_a_bare_host_untouched() -> None:
+    on_host(
+        "cp /etc/pip.conf /root/pip.conf; printf '[global]\\nindex-url = http://127.0.0.1:9/simple\\n' >/etc/pip.conf"
+    )
+    before = on_host(_TOUCHED)
+    code, found, said = converge()
+    after = on_host(_TOUCHED)
+    on_host("mv /root/pip.conf /etc/pip.conf")
+    assert code == 6, said
+    assert "the package index http://127.0.0.1:9/simple cannot be reached" in found["message"]
+    assert after == before
+
+
+def test_a_model_without_a_chat_template_leaves_a_bare_host_untouched() -> None:
+    on_host("cp -r /srv/models/tiny /root/bare; rm /root/bare/chat_template.jinja")
+    before = on_host(_TOUCHED)
+    code, found, said = converge("-e", "vllm_service_model=/root/bare")
+    assert code == 6, said
+    assert "chat template" in found["message"]
+    assert on_host(_TOUCHED) == before
 
 
 def left_running() -> str:
@@ -181,7 +167,7 @@ def test_ctrl_c_ends_what_runs_on_the_host(task: str) -> None:
     assert "Traceback" not in said
     assert left_running() == ""
     assert private_directories_left() == []
-    assert [line for line in _commands() if f"/runs/{process.pid}-" in line] == []
+    assert [line for line in commands() if f"/runs/{process.pid}-" in line] == []
 
 
 def logs_since(earlier: set[Path]) -> set[Path]:
@@ -233,59 +219,6 @@ def test_every_role_verifies_and_plain_ansible_works() -> None:
     assert "changed=0" in done.stdout
 
 
-def test_the_kernels_fit_as_measured() -> None:
-    listing = on_host("cat /var/lib/vllm-fleet/patches/vllm-0.32.0-*.json")
-    record = json.loads(listing)
-    for launches, expected in ((record["launches"], FACTS_SHARED), (record["stock_launches"], STOCK_SHARED)):
-        shared = {
-            (launch["phase"], launch["head_size"]): launch["shared_bytes"]
-            for launch in launches
-            if launch["kernel"] == "unified_attention" and launch["phase"] != "chunked prefill"
-        }
-        assert shared == expected
-
-
-def test_the_toolkit_is_real_and_no_driver_came_along() -> None:
-    assert "release 13.2" in on_host("/usr/local/cuda/bin/nvcc --version")
-    assert on_host("dpkg-query -W -f '${Package}\\n' 'cuda-drivers' 2>/dev/null || true") == ""
-    standing_in = world.read()
-    assert standing_in is not None
-    assert standing_in.rust is not None
-    version = on_host("RUSTUP_HOME=/opt/rust/rustup /opt/rust/cargo/bin/cargo --version")
-    assert version.split()[1] == standing_in.rust["toolchain"]
-
-
-def test_the_token_is_in_memory_for_its_owner_and_nowhere_else() -> None:
-    token = on_host("cat /run/vllm-secrets/hf_token")
-    assert token.startswith("hf_")
-    assert on_host("stat -c '%a %U' /run/vllm-secrets/hf_token; stat -f -c %T /run/vllm-secrets") == "400 root\ntmpfs"
-    # The credential reached the service: its own copy, in memory, and the path in its environment.
-    pid = on_host("systemctl show -P MainPID vllm.service")
-    assert "HF_TOKEN_PATH=/run/credentials/vllm.service/hf_token" in on_host(f"tr '\\0' '\\n' </proc/{pid}/environ")
-    places = on_host(
-        "systemctl show vllm.service vllm-secrets.service; systemctl cat vllm.service vllm-secrets.service; "
-        "journalctl --no-pager -o cat; for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; tr '\\0' ' ' <$p/environ; "
-        "done 2>/dev/null; cat /var/lib/vllm-fleet/*.json; cat /opt/vllm-fleet/secrets/request.json"
-    )
-    assert token not in places
-    logs = "".join(path.read_text() for path in (state_dir() / "logs").glob("*"))
-    assert token not in logs
-    assert private_directories_left() == []
-
-
-def test_the_service_is_confined() -> None:
-    # The effect, not the setting: accepted directives can be void (FACTS).
-    pid = on_host("systemctl show -P MainPID vllm.service")
-    found = on_host(f"grep -E 'NoNewPrivs|CapBnd' /proc/{pid}/status")
-    mounts = dict(line.split()[4:6] for line in on_host(f"cat /proc/{pid}/mountinfo").splitlines())
-    writable = {path for path, options in mounts.items() if options.split(",")[0] == "rw"}
-    assert "/" not in writable
-    assert "/var/lib/vllm" in writable
-    assert not {"/etc", "/usr", "/home", "/root", "/var/lib", "/opt"} & writable
-    assert "NoNewPrivs:\t1" in found
-    assert "CapBnd:\t0000000000000000" in found
-
-
 def test_drift_is_mended() -> None:
     on_host(
         "sed -i 's/^Restart=always/Restart=no/' /etc/systemd/system/vllm.service\n"
@@ -306,32 +239,6 @@ def test_drift_is_mended() -> None:
     assert converge()[1]["changed"] == 0
 
 
-def test_what_an_interrupted_run_left_is_taken_up() -> None:
-    # Killed while writing a swapfile, while installing a release, and between unpack and configure of a package.
-    on_host(
-        "swapoff /srv/swap/swapfile; rm /srv/swap/swapfile; head -c 5000000 /dev/zero >/srv/swap/swapfile.new\n"
-        "rm /opt/vllm/releases/vllm-0.32.0-*/release.json; rm -rf /opt/vllm/releases/vllm-0.32.0-*/lib\n"
-        "dpkg --force-depends --remove cuda-nvcc-13-2 >/dev/null 2>&1; rm -f /var/lib/vllm-fleet/cuda.json\n"
-        "rm -rf /opt/rust/rustup/toolchains/*/bin\n"
-    )
-    code, found, said = converge()
-    assert code == 0, said
-    assert found["changed"] >= 4
-    assert on_host("ls /srv/swap") == "swapfile"
-    assert "release 13.2" in on_host("/usr/local/cuda/bin/nvcc --version")
-    assert converge()[1]["changed"] == 0
-
-
-def test_a_dead_engine_comes_back() -> None:
-    before = on_host("systemctl show -P MainPID vllm.service")
-    on_host("kill -9 $(systemctl show -P MainPID vllm.service)")
-    code, found, said = converge()
-    assert code == 0, said
-    assert found["serving"]["active"]
-    assert on_host("systemctl show -P MainPID vllm.service") != before
-    assert "Paris" in ask("What is the capital of France?")
-
-
 def test_an_argument_that_vllm_does_not_take_is_refused_before_the_switch() -> None:
     before = on_host("systemctl show -P MainPID vllm.service")
     code, found, _ = converge("-e", "vllm_service_arguments=[--enable-nonsense]")
@@ -341,6 +248,26 @@ def test_an_argument_that_vllm_does_not_take_is_refused_before_the_switch() -> N
     assert code == 6
     assert "VLLM_ATTENTION_BACKEND" in found["message"]
     assert on_host("systemctl show -P MainPID vllm.service") == before
+
+
+def test_somebody_elses_override_of_the_unit_is_named_and_left() -> None:
+    on_host(
+        "mkdir /etc/systemd/system/vllm.service.d\n"
+        "printf '[Service]\\nRestart=no\\n' >/etc/systemd/system/vllm.service.d/override.conf\n"
+        "systemctl daemon-reload\n"
+    )
+    code, found, said = converge()
+    on_host("systemctl revert vllm.service")
+    assert code == 6, said
+    assert "/etc/systemd/system/vllm.service.d/override.conf" in found["message"]
+    assert "systemctl revert vllm.service" in found["message"]
+
+
+def test_no_log_holds_the_token() -> None:
+    token = on_host("cat /run/vllm-secrets/hf_token")
+    assert token.startswith("hf_")
+    assert token not in "".join(path.read_text() for path in (state_dir() / "logs").glob("*"))
+    assert private_directories_left() == []
 
 
 def test_an_address_for_everybody_is_refused() -> None:
