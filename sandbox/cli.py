@@ -21,11 +21,12 @@ def up(
     base_image: Annotated[
         str | None, typer.Option("--base-image", help="Image to start from instead of a bootstrapped one.")
     ] = None,
+    arm64: Annotated[bool, typer.Option("--arm64", help="An emulated Arm host too, in the group `emulated`.")] = False,
     yes: Yes = False,
 ) -> None:
     """Start the sandbox: the stand-ins and the hosts."""
     del yes
-    found = world.up(Steps(terminal(), Durations(), "sandbox"), hosts=hosts, base_image=base_image)
+    found = world.up(Steps(terminal(), Durations(), "sandbox"), hosts=hosts, base_image=base_image, arm64=arm64)
     print("\n".join(f"{host.name} {host.address}" for host in found.hosts))
 
 

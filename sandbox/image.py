@@ -67,14 +67,13 @@ def wheels_dir() -> Path:
 def build_image(podman: Podman, pip: PipConfig, steps: Steps, base_image: str | None) -> HostImage:
     """Returns the AMI-like image, building what is missing. `base_image` replaces the bootstrapped Debian."""
     mounts = (f"{wheels_dir()}:{WHEELS}", *(f"{p}:{p}:ro" for p in pip.local_paths if not _is_own_bundle(p)))
-    base = base_image or f"localhost/vllm-fleet-base:{_digest(apt_sources(), _PACKAGES, _MASKED, _INIT)}"
+    base = base_image or _base_name(None, _PACKAGES)
     name = f"localhost/vllm-fleet-host:{_digest(base, pip.render(), TORCH, TRITON, SERVING)}"
     if podman.succeeds("image", "exists", name):
         return HostImage(name, mounts)
     look_at_index(pip)
-    if base_image is None and not podman.succeeds("image", "exists", base):
-        with steps.step("host image: bootstrap"):
-            _bootstrap(podman, base)
+    if base_image is None:
+        bootstrapped(podman, steps)
     with _builder(podman, base, mounts) as container:
         podman.put(container, "/etc/pip.conf", pip.render((WHEELS,)).encode())
         for bundle in sorted(Path("/usr/local/share/ca-certificates").glob("*.crt")):
@@ -92,6 +91,25 @@ def build_image(podman: Podman, pip: PipConfig, steps: Steps, base_image: str | 
             # The cache is a mount of the machine: what a host adds later stays out of the image.
             podman("commit", "-q", container, name)
     return HostImage(name, mounts)
+
+
+def bootstrapped(podman: Podman, steps: Steps, architecture: str | None = None, packages: str = _PACKAGES) -> str:
+    """The name of a plain image of the machine's own release, made where it is missing.
+
+    Args:
+        architecture: Debian's word for another architecture than the machine's; its programs must run here.
+        packages: what is in it beside the essential.
+    """
+    name = _base_name(architecture, packages)
+    if not podman.succeeds("image", "exists", name):
+        with steps.step(f"host image: bootstrap{f' ({architecture}, emulated)' if architecture else ''}"):
+            _bootstrap(podman, name, architecture, packages)
+    return name
+
+
+def _base_name(architecture: str | None, packages: str) -> str:
+    foreign = (architecture,) if architecture else ()
+    return f"localhost/vllm-fleet-base:{_digest(apt_sources(), packages, _MASKED, _INIT, *foreign)}"
 
 
 def look_at_index(pip: PipConfig) -> None:
@@ -161,7 +179,7 @@ def codename(sources: str) -> str:
     return sources.split("\n")[0].split()[-2]
 
 
-def _bootstrap(podman: Podman, name: str) -> None:
+def _bootstrap(podman: Podman, name: str, architecture: str | None, packages: str) -> None:
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         sources = Path(folder) / "sources.list"
         sources.write_text(apt_sources())
@@ -171,9 +189,10 @@ def _bootstrap(podman: Podman, name: str) -> None:
         archive = Path(folder) / "root.tar"
         hooks = [
             f'--customize-hook=copy-in "{init}" /usr/local/sbin',
-            f'--customize-hook=chroot "$1" systemctl mask {_MASKED}',
+            f'--customize-hook=chroot "$1" sh -c "! command -v systemctl >/dev/null || systemctl mask {_MASKED}"',
         ]
-        argv = ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={_PACKAGES}", *hooks]
+        argv = ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={packages}", *hooks]
+        argv += [f"--arch={architecture}"] if architecture else []
         argv += [codename(sources.read_text()), str(archive), str(sources)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -184,7 +203,7 @@ def _bootstrap(podman: Podman, name: str) -> None:
                 code=ExitCode.REFUSED,
                 who="sandbox",
             )
-        podman("import", "-q", str(archive), name)
+        podman("import", "-q", *(["--arch", architecture] if architecture else []), str(archive), name)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT, cache_dir, state_dir
 from fleet.steps import Steps
-from sandbox import containers, image, room, trained_model
+from sandbox import containers, emulated, image, room, trained_model
 from sandbox.containers import NETWORK, STAND_INS_ADDRESS, SUBNET, Podman
 from sandbox.pip_config import read_pip_config
 from sandbox.standins import gpu, nvidia_repository, rust_distribution
@@ -41,6 +41,7 @@ class World:
 
     podman: str
     hosts: tuple[Host, ...]
+    emulated: list[str]
     aws_url: str
     files_url: str
     cuda_key_fingerprint: str
@@ -63,8 +64,14 @@ def read() -> World | None:
     return World(**data)
 
 
-def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
-    """Starts what is not running yet and returns the world; what is up stays untouched."""
+def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bool = False) -> World:
+    """Starts what is not running yet and returns the world; what is up stays untouched.
+
+    Args:
+        hosts: how many hosts that roles converge.
+        base_image: what to start them from instead of a bootstrapped image.
+        arm64: whether there is an emulated Arm host beside them.
+    """
     if read() is None:
         room.check()
     podman = containers.prepare()
@@ -88,9 +95,14 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None) -> World:
         podman("network", "create", NETWORK, "--subnet", SUBNET)
     _start_stand_ins(podman, host_image.name, files)
     started = tuple(_start_host(podman, host_image, card, models, number) for number in range(1, hosts + 1))
+    if arm64:
+        with steps.step("stand-in: NVIDIA repository for Arm servers"):
+            nvidia_repository.build(files, cache_dir(), _FILES_URL, machine="aarch64")
+        emulated.start(podman, steps)
     world = World(
         podman=str(containers.podman_path()),
         hosts=started,
+        emulated=[emulated.NAME] if arm64 else [],
         aws_url=_AWS_URL,
         files_url=_FILES_URL,
         cuda_key_fingerprint=repository.key_fingerprint,
@@ -112,6 +124,7 @@ def down(steps: Steps) -> None:
             _swap_off()
             podman("rm", "-f", "-t", "5", name)
             steps.note(f"removed {name}")
+        emulated.stop()
         _stop_stand_ins()
         if podman.succeeds("network", "exists", NETWORK):
             podman("network", "rm", "-f", NETWORK)

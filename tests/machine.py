@@ -20,11 +20,11 @@ def runner(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def bare_sandbox() -> Iterator[None]:
-    """Bare hosts inside, and afterwards the machine as it was before."""
+def bare_sandbox(*words: str) -> Iterator[None]:
+    """Bare hosts inside, of `sandbox up` with these words, and afterwards the machine as it was before."""
     assert runner("sandbox", "down").returncode == 0
     before = _state()
-    up = runner("sandbox", "up")
+    up = runner("sandbox", "up", *words)
     assert up.returncode == 0, up.stdout[-2000:] + up.stderr[-2000:]
     try:
         yield
@@ -41,6 +41,7 @@ def _state() -> dict[str, Any]:
         "swaps": Path("/proc/swaps").read_text(),
         "forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
         "mounts": [m for m in Path("/proc/self/mounts").read_text().splitlines() if "vllm-fleet" in m],
+        "handlers": sorted(path.name for path in Path("/proc/sys/fs/binfmt_misc").glob("*")),
         "rules": sorted(r for r in rules.splitlines() if r.startswith("-A") and "10.213.8." in r),
         "processes": [p for p in commands() if "sandbox.standins.server" in p],
     }

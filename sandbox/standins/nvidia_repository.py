@@ -32,15 +32,16 @@ class Repository:
     key_fingerprint: str
 
 
-def build(root: Path, cache: Path, url: str) -> Repository:
+def build(root: Path, cache: Path, url: str, machine: str = platform.machine()) -> Repository:
     """Makes the repository under `root`/compute/cuda/repos, once per content of this file.
 
     Args:
         root: folder that is served at `url`.
         cache: folder for what is kept: key and wheels.
         url: base of the served folder, written into the keyring package's source entry.
+        machine: whose packages, as `uname -m` names it.
     """
-    distribution, architecture = _distribution(), _architecture()
+    distribution, architecture = _distribution(), {"x86_64": "x86_64", "aarch64": "sbsa"}[machine]
     path = root / "compute" / "cuda" / "repos" / distribution / architecture
     key = cache / "nvidia-repository-key"
     stamp = path / ".made-by"
@@ -55,7 +56,7 @@ def build(root: Path, cache: Path, url: str) -> Repository:
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         work = Path(folder)
         _keyring_package(work, path, key, f"cuda-{distribution}-{architecture}.list", entry)
-        _toolkit_packages(work, path, cache / "cuda-wheels")
+        _toolkit_packages(work, path, cache / "cuda-wheels", machine)
     packages = _run(["apt-ftparchive", "packages", "."], cwd=path)
     (path / "Packages").write_bytes(packages)
     (path / "Release").write_bytes(_run(["apt-ftparchive", "release", "."], cwd=path))
@@ -70,10 +71,6 @@ def _distribution() -> str:
     """`debian12`, `ubuntu2404`: the archive's own spelling."""
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     return release["ID"].strip('"') + release["VERSION_ID"].strip('"').replace(".", "")
-
-
-def _architecture() -> str:
-    return {"x86_64": "x86_64", "aarch64": "sbsa"}[platform.machine()]
 
 
 def _key(home: Path) -> str:
@@ -110,20 +107,23 @@ def _keyring_package(work: Path, out: Path, key: Path, list_name: str, entry: st
     _package(tree, out, "cuda-keyring", "1.1-1", "all")
 
 
-def toolkit_wheels(folder: Path) -> list[Path]:
+def toolkit_wheels(folder: Path, machine: str = platform.machine()) -> list[Path]:
     """The wheels that carry the toolkit's parts, downloaded into the folder where one is missing."""
-    patterns = [f"{name.replace('-', '_')}-{CUDA}.*.whl" for name in _WHEELS]
+    patterns = [f"{name.replace('-', '_')}-{CUDA}.*_{machine}.whl" for name in _WHEELS]
     if not all(any(folder.glob(pattern)) for pattern in patterns):
         folder.mkdir(parents=True, exist_ok=True)
         names = [f"{name}=={CUDA}.*" for name in _WHEELS]
-        _run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), *names])
+        tags = [word for tag in ("2014", "_2_28") for word in ("--platform", f"manylinux{tag}_{machine}")]
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", *tags]
+        _run([*pip, "-d", str(folder), *names])
     return [max(folder.glob(pattern)) for pattern in patterns]
 
 
-def _toolkit_packages(work: Path, out: Path, wheels: Path) -> None:
+def _toolkit_packages(work: Path, out: Path, wheels: Path, machine: str) -> None:
+    debian = {"x86_64": "amd64", "aarch64": "arm64"}[machine]
     tree = work / "cuda-nvcc"
     home = tree / f"usr/local/cuda-{CUDA}"
-    for wheel in toolkit_wheels(wheels):
+    for wheel in toolkit_wheels(wheels, machine):
         with ZipFile(wheel) as archive:
             archive.extractall(work / "unpacked")
     shutil.move(work / "unpacked/nvidia/cu13", home)
@@ -133,7 +133,7 @@ def _toolkit_packages(work: Path, out: Path, wheels: Path) -> None:
             program.chmod(0o755)
     dashed = CUDA.replace(".", "-")
     version = wheel.name.split("-")[1]
-    _package(tree, out, f"cuda-nvcc-{dashed}", f"{version}-1", _debian_architecture())
+    _package(tree, out, f"cuda-nvcc-{dashed}", f"{version}-1", debian)
     link = work / "cuda-toolkit/usr/local/cuda"
     link.parent.mkdir(parents=True)
     link.symlink_to(f"cuda-{CUDA}")
@@ -142,17 +142,13 @@ def _toolkit_packages(work: Path, out: Path, wheels: Path) -> None:
         out,
         f"cuda-toolkit-{dashed}",
         f"{version}-1",
-        _debian_architecture(),
+        debian,
         f"cuda-nvcc-{dashed}",
     )
     for name, depends in (("cuda-drivers", ""), ("cuda", f"cuda-toolkit-{dashed}, cuda-drivers")):
         tree = work / name
         tree.mkdir()
-        _package(tree, out, name, f"{version}-1", _debian_architecture(), depends)
-
-
-def _debian_architecture() -> str:
-    return {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+        _package(tree, out, name, f"{version}-1", debian, depends)
 
 
 def _package(tree: Path, out: Path, name: str, version: str, architecture: str, depends: str = "") -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleet.paths import PROJECT
-from tests.machine import bare_sandbox
+from tests.machine import bare_sandbox, runner
 
 _BIN = Path(sys.executable).parent
 ROLES = (
@@ -29,7 +29,7 @@ def bare_host() -> Iterator[None]:
         yield
 
 
-def molecule_test(scenario: str) -> list[int]:
+def molecule_test(scenario: str, host: str = "vllm-fleet-host1") -> list[int]:
     """Runs the scenario's whole sequence; returns how much each of its plays changed, in order."""
     done = subprocess.run(
         [str(_BIN / "molecule"), "test", "--no-command-borders", "-s", scenario],
@@ -42,7 +42,16 @@ def molecule_test(scenario: str) -> list[int]:
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert re.search(r"\d+ passed", done.stdout), done.stdout[-3000:]
-    return [int(found) for found in re.findall(r"^vllm-fleet-host1\s*: .*\bchanged=(\d+)", done.stdout, re.MULTILINE)]
+    return [int(found) for found in re.findall(rf"^{host}\s*: .*\bchanged=(\d+)", done.stdout, re.MULTILINE)]
+
+
+@pytest.mark.arm64
+def test_what_depends_on_the_architecture() -> None:
+    assert runner("sandbox", "up", "--arm64").returncode == 0
+    check, converge, again, check_again = molecule_test("arm64", "vllm-fleet-arm64")
+    assert check >= 1
+    assert converge >= 1
+    assert (again, check_again) == (0, 0)
 
 
 @pytest.mark.parametrize("role", ROLES)
