@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,21 @@ def record(host: Any) -> Read:
         return json.loads(host.check_output(f"cat {path}"))
 
     return read
+
+
+# The second byte of a cubin's ELF flags is its architecture (FACTS).
+_COMPILE = """
+set -eu; d=$(mktemp -d); cd "$d"; trap 'rm -rf "$d"' EXIT
+echo '__global__ void one(float *x) { x[0] = 1; }' >one.cu
+/usr/local/cuda/bin/nvcc -arch=sm_75 -cubin -o one.cubin one.cu
+python3 -c 'print(open("one.cubin", "rb").read()[49])'
+"""
+
+
+@pytest.fixture
+def cubin_architecture(host: Any) -> Callable[[], int]:
+    """Compiles a kernel for 7.5 with the host's nvcc; the architecture that the cubin says."""
+    return lambda: int(host.check_output(_COMPILE))
 
 
 @pytest.hookimpl(wrapper=True)
