@@ -6,8 +6,6 @@ Opt-in (`./runner.py sandbox up --arm64`): its image takes some ten minutes to m
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from fleet.errors import ExitCode, FleetError
@@ -21,6 +19,8 @@ NAME = "vllm-fleet-arm64"
 ADDRESS = "10.213.8.21"
 _HANDLER = "qemu-aarch64"
 _RULE = Path(f"/usr/lib/binfmt.d/{_HANDLER}.conf")
+# The kernel's table of foreign programs.
+_TABLE = Path("/proc/sys/fs/binfmt_misc")
 # What the roles that are tried here need; systemd does not run under emulation, and none of them asks it.
 _PACKAGES = "python3,python3-venv,python3-apt,g++,ca-certificates,gnupg,procps"
 
@@ -40,12 +40,11 @@ def start(podman: Podman, steps: Steps) -> None:
 
 
 def stop() -> None:
-    """Takes the handler away again, where it was put in by `start`."""
-    if _mark().exists():
-        with _handlers() as folder:
-            if (folder / _HANDLER).exists():
-                (folder / _HANDLER).write_text("-1")
-        _mark().unlink()
+    """Takes the handler away again, and the table's mount, where `start` put them there."""
+    for mark, undo in ((_mark("handler"), _remove), (_mark("mount"), _unmount)):
+        if mark.exists():
+            undo()
+            mark.unlink()
 
 
 def _register() -> None:
@@ -57,27 +56,24 @@ def _register() -> None:
             code=ExitCode.REFUSED,
             who="sandbox",
         )
-    with _handlers() as folder:
-        if not (folder / _HANDLER).exists():
-            (folder / "register").write_text(_RULE.read_text())
-            _mark().touch()
+    # The kernel forgets the table with its last mount.
+    if not (_TABLE / "register").exists():
+        subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(_TABLE)], check=True)
+        _mark("mount").touch()
+    if not (_TABLE / _HANDLER).exists():
+        (_TABLE / "register").write_text(_RULE.read_text())
+        _mark("handler").touch()
 
 
-@contextmanager
-def _handlers() -> Iterator[Path]:
-    """The kernel's table of foreign programs, mounted where the machine has not mounted it."""
-    usual = Path("/proc/sys/fs/binfmt_misc")
-    if (usual / "register").exists():
-        yield usual
-        return
-    folder = state_dir() / "sandbox" / "binfmt_misc"
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "binfmt_misc", "none", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+def _remove() -> None:
+    if (_TABLE / _HANDLER).exists():
+        (_TABLE / _HANDLER).write_text("-1")
 
 
-def _mark() -> Path:
-    return state_dir() / "sandbox" / "binfmt-registered"
+def _unmount() -> None:
+    if (_TABLE / "register").exists():
+        subprocess.run(["umount", str(_TABLE)], check=True)
+
+
+def _mark(what: str) -> Path:
+    return state_dir() / "sandbox" / f"binfmt-{what}"
