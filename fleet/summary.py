@@ -91,6 +91,14 @@ def _show_host(console: Console, host: str, status: dict[str, Any]) -> None:
     state = state_of(status)
     if state["running"] != state["wanted"]:
         _say(console, (f"  drift    {state['running'] or 'nothing'} runs, {state['wanted']} is wanted", "yellow"))
+    for drift in serving.get("drift") or []:
+        _say(
+            console,
+            (
+                f"  drift    {drift['what']}: {drift['found'] or 'nothing'}, {drift['wanted'] or 'nothing'} is wanted",
+                "yellow",
+            ),
+        )
     if active:
         url, model = serving["url"], serving["model"]
         _say(console, f"  address  {url}")

@@ -54,6 +54,12 @@ def test_json_says_address_release_patch_and_running_against_wanted() -> None:
     assert (host["ok"], host["changed"], host["failed"], host["unreachable"]) == (2, 1, 0, 0)
 
 
+def test_a_service_that_was_altered_says_how() -> None:
+    drift = [{"what": "unit overrides", "found": "/etc/x.conf", "wanted": ""}]
+    said = shown({**STATUS, "serving": {**STATUS["serving"], "drift": drift}})
+    assert "drift    unit overrides: /etc/x.conf, nothing is wanted" in said
+
+
 def test_a_host_that_does_not_serve_has_no_address_and_drifts() -> None:
     stopped = {**STATUS, "serving": {**STATUS["serving"], "active": False}}
     host = summary.as_json(ran(stopped))["hosts"]["h"]
