@@ -22,6 +22,7 @@ BASE: dict[str, Any] = {
     "vllm_service_weights_bytes": 0,
     "vllm_service_swap_mib": 0,
     "_vllm_service_gpu_bytes": 15360 * 1024 * 1024,
+    "ansible_facts": {"vllm_plan": {"dtype": "float16"}},
 }
 
 
@@ -131,6 +132,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "large": {"_vllm_service_gpu_bytes": 24 * 1024**3},
     "local": {"vllm_service_model": "/srv/model"},
     "ampere": {"vllm_service_capability": "8.6"},
+    "gemma3": {"ansible_facts": {"vllm_plan": {"dtype": "float32"}}},
 }
 
 
@@ -243,6 +245,11 @@ def test_turing_gets_its_types_and_nothing_else_does(played: Played) -> None:
     for name, expected in (("plain", True), ("ampere", False)):
         (command,) = directives(played.unit(name))["ExecStart"]
         assert ("--dtype" in words(command)) == expected
+
+
+def test_a_model_that_is_unstable_in_float16_gets_the_type_of_the_plan(played: Played) -> None:
+    (command,) = directives(played.unit("gemma3"))["ExecStart"]
+    assert "--dtype float32" in command.replace('"', "")
 
 
 def test_a_token_fetched_anew_does_not_stop_the_server(played: Played) -> None:
