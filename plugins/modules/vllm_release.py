@@ -73,7 +73,8 @@ class Releases:
         progress: list[dict[str, Any]] = []
         if act is not None and not self.module.check_mode:
             for release in [release for release in releases if release.record is None]:
-                progress.append(act(release))
+                # Two releases may share a source: what the one fetched is there for the other.
+                progress.append(act(self.again(release)))
                 if time.monotonic() >= self.deadline:
                     break
             releases = self.planned()
@@ -99,7 +100,13 @@ class Releases:
         host = Host(platform.machine(), ".".join(python.split(".")[:2]), self.p["arch_list"])
         folders = Folders(self.folders["root"], self.folders["sources"], self.p["build"]["rust_toolchain"])
         try:
-            return [plan_release(wanted, torch, host, folders) for wanted in self.p["releases"]]
+            releases = [plan_release(wanted, torch, host, folders) for wanted in self.p["releases"]]
+            names = [release.name for release in releases]
+            for name in names:
+                if names.count(name) > 1:
+                    what = f"{names.count(name)} releases are named {name}"
+                    raise PlanError(what, "vllm_source_build_releases", "give each entry a name of its own")
+            return releases
         except PlanError as error:
             self.module.fail_json(
                 msg=f"vllm_source_build: {error.what}\n  where: {platform.node()} {error.where}\n  mend:  {error.mend}",
@@ -125,7 +132,10 @@ class Releases:
     def build(self, release: Release) -> dict[str, Any]:
         """The release itself, after its source."""
         if release.spec["source"] and not release.source:
-            return self.fetch(release)
+            progress = self.fetch(release)
+            release = self.again(release)
+            if not release.source:
+                return progress
         home = self.folders["builds"] / release.build_id
         unit = f"vllm-build-{release.build_id}"
         return self.advance(
@@ -170,15 +180,18 @@ class Releases:
         }
         (home / "spec.json").write_text(json.dumps(spec, indent=1, sort_keys=True))
         (home / "status.json").unlink(missing_ok=True)
+        self.systemd_run(
+            unit, ["/usr/bin/python3", "-EsB", str(self.folders["lib"] / program), str(home / "spec.json")]
+        )
+
+    def systemd_run(self, unit: str, argv: list[str]) -> None:
+        """Starts a transient unit, which no end of this connection ends."""
+        properties = ["Type=exec", "KillMode=control-group", "Nice=5"]
         self.module.run_command(["systemctl", "reset-failed", unit])
         self.module.run_command(
-            [
-                "systemd-run", f"--unit={unit}", "--collect", "--property=Type=exec",
-                "--property=KillMode=control-group", "--property=Nice=5", "/usr/bin/python3", "-EsB",
-                str(self.folders["lib"] / program), str(home / "spec.json"),
-            ],
+            ["systemd-run", f"--unit={unit}", "--collect", *[f"--property={word}" for word in properties], *argv],
             check_rc=True,
-        )  # fmt: skip
+        )
 
 
 def _describe(release: Release) -> dict[str, Any]:

@@ -63,6 +63,15 @@ def libraries(cuda_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         argv = [str(cuda_home / "bin" / "nvcc"), *[word for code in codes for word in ("-gencode", code)], *more]
         argv += ["-Xcompiler", "-fPIC", "--cudart", "none", "-shared", f"-L{cuda_home}/lib", "-o", str(found[name])]
         subprocess.run([*argv, *map(str, files)], check=True, capture_output=True)
+    # Two fat binaries that their alignment keeps apart, as another linker may lay them.
+    fatbin, assembly = folder / "k.fatbin", folder / "padded.s"
+    subprocess.run(
+        [str(cuda_home / "bin" / "nvcc"), "-arch=sm_75", "-fatbin", "-o", str(fatbin), str(source)], check=True
+    )
+    assembly.write_text('.section .nv_fatbin,"a"\n' + f'.balign 256\n.incbin "{fatbin}"\n' * 2)
+    assert fatbin.stat().st_size % 256
+    found["padded"] = folder / "padded.so"
+    subprocess.run(["g++", "-shared", "-o", str(found["padded"]), str(assembly)], check=True)
     found["host"] = folder / "host.so"
     plain = folder / "plain.cpp"
     plain.write_text("int run() { return 1; }\n")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -263,10 +264,13 @@ def test_a_variable_that_the_build_reads_is_taken(site: Site) -> None:
     assert seen_by_the_build(build)["VLLM_USE_THIS"] == "1"
 
 
-def test_a_source_that_is_built_from_is_not_fetched_meanwhile(site: Site) -> None:
+def test_a_build_waits_for_whoever_has_its_source(site: Site) -> None:
     build = site.build()
     lock = build.tree.parent / "lock"
-    with build.source_lock():
-        done = subprocess.run(["flock", "-n", str(lock), "true"], check=False)
-    assert done.returncode == 1
-    assert subprocess.run(["flock", "-n", str(lock), "true"], check=False).returncode == 0
+    with subprocess.Popen(["flock", str(lock), "sh", "-c", "echo held; sleep 2"], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        began = time.monotonic()
+        status, _ = run(build)
+        assert time.monotonic() - began > 1.5
+    assert status["state"] == "done", status

@@ -28,6 +28,7 @@ def test_device_code_is_read_from_libraries(libraries: dict[str, Path]) -> None:
     assert found["both"] == {"7.5": 1, "8.0": 1}
     assert found["squeezed"] == {"7.5": 1}
     assert found["two"] == {"7.5": 2}
+    assert found["padded"]["7.5"] == 2
     assert set(found["separate"]) == {"7.5"}
     assert found["host"] == {}
 

@@ -33,6 +33,14 @@ class Failed(Exception):
     """The module failed with this message."""
 
 
+class Told(Exception):
+    """The module ended well with this result."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__()
+        self.result = result
+
+
 class Module:
     """What the toolkit asks of an Ansible module."""
 
@@ -46,6 +54,9 @@ class Module:
 
     def fail_json(self, **result: Any) -> None:
         raise Failed(result["msg"])
+
+    def exit_json(self, **result: Any) -> None:
+        raise Told(result)
 
 
 def toolkit(limit: int = 30) -> Toolkit:
@@ -146,6 +157,27 @@ def test_entries_of_others_for_the_archive_are_cleared(tmp_path: Path, monkeypat
     assert f"{URL}/InRelease" in done.stdout
     assert found.other_entries() == []
     assert other.exists()
+
+
+def test_a_proven_toolkit_with_a_strangers_entry_is_not_left_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = tmp_path / "sources.list.d" / "cuda.list"
+    stranger.parent.mkdir()
+    stranger.write_text(f"deb {URL} /\n")
+    monkeypatch.setattr(cuda_toolkit, "_APT", tmp_path)
+    for name in ("is_installed", "is_proven", "owns_entry"):
+        monkeypatch.setattr(Toolkit, name, lambda _self: True)
+    for name in ("wait_for_first_boot", "prove", "apt"):
+        monkeypatch.setattr(Toolkit, name, lambda _self, *_words: None)
+    monkeypatch.setattr(Toolkit, "version", lambda _self: "13.2.86")
+    with pytest.raises(Told) as caught:
+        toolkit().run()
+    assert caught.value.result == {"changed": True, "nvcc": "13.2.86", "cleared": [str(stranger)]}
+    assert [path.name for path in stranger.parent.iterdir()] == ["cuda.list.disabled-by-vllm-fleet"]
+    with pytest.raises(Told) as caught:
+        toolkit().run()
+    assert not caught.value.result["changed"]
 
 
 @pytest.mark.parametrize(("machine", "word"), [("aarch64", "sbsa"), ("x86_64", "x86_64")])

@@ -118,9 +118,9 @@ def test_a_channel_of_two_numbers_is_met_by_its_version(home: Path) -> None:
 
 @needs_rustup
 def test_another_toolchain_than_the_one_asked_for_does_not_count(home: Path) -> None:
-    # The name says 1.1, and what lies there is another version.
-    (home / "rustup" / "toolchains" / f"1.1-{facts()['host']}").symlink_to(sysroot())
-    assert run(home=str(home), toolchain="1.1", releases=[release("a")], check_mode=True)["changed"]
+    # The name says 1.50, and what lies there is another version.
+    (home / "rustup" / "toolchains" / f"1.50-{facts()['host']}").symlink_to(sysroot())
+    assert run(home=str(home), toolchain="1.50", releases=[release("a")], check_mode=True)["changed"]
 
 
 def test_a_host_that_builds_nothing_is_left_alone(tmp_path: Path) -> None:

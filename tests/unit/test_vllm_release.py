@@ -1,0 +1,184 @@
+"""The releases module on a real git repository and the real programs, run in the foreground instead of in units."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.paths import PROJECT
+from plugins.modules import vllm_release
+from plugins.modules.vllm_release import Releases
+from tests.unit.test_build_release import BACKEND, ROOM
+from tests.unit.test_source_fetch import git
+
+LIB = PROJECT / "roles" / "vllm_source_build" / "files"
+
+
+class Ended(Exception):
+    """The module came to its end; `result` is what it told."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__(result.get("msg", ""))
+        self.result = result
+
+
+class Module:
+    """What the releases ask of an Ansible module."""
+
+    def __init__(self, params: dict[str, Any], check_mode: bool) -> None:
+        self.params, self.check_mode = params, check_mode
+
+    def exit_json(self, **result: Any) -> None:
+        raise Ended(result)
+
+    def fail_json(self, **result: Any) -> None:
+        raise Ended({**result, "failed": True})
+
+
+class Host:
+    """A host's folders, a torch, and an upstream repository with a tag."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[str] = []
+        self.site = folder / "ami" / "lib" / "python3.11" / "site-packages"
+        (self.site / "torch").mkdir(parents=True)
+        (self.site / "torch" / "__init__.py").write_text(
+            "from types import SimpleNamespace\n__version__ = '2.12.0'\nversion = SimpleNamespace(cuda='13.2')\n"
+        )
+        # The tools' environment is this one: uv and pip are here.
+        (folder / "tools").mkdir()
+        (folder / "tools" / "bin").symlink_to(Path(sys.executable).parent)
+        (folder / "tools" / "requirements.stamp").write_text((LIB / "tools-requirements.txt").read_text())
+        self.upstream = folder / "upstream"
+        for name, text in {
+            "payload/__init__.py": "",
+            "tools/use_existing_torch.py": "",
+            "setup.py": "",
+            "CMakeLists.txt": "",
+            "backend.py": BACKEND,
+            "rust-toolchain.toml": '[toolchain]\nchannel = "1.95"\n',
+            "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        }.items():
+            path = self.upstream / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        git(self.upstream, "init", "-q")
+        self.release()
+
+    def release(self) -> str:
+        """A commit under the tag."""
+        git(self.upstream, "add", ".")
+        git(self.upstream, "commit", "-q", "--allow-empty", "-m", "x")
+        git(self.upstream, "tag", "-f", "v0.33.0")
+        return git(self.upstream, "rev-parse", "v0.33.0")
+
+    def entry(self, **more: Any) -> dict[str, Any]:
+        return {
+            "name": "a", "method": "source", "distribution": "vllm", "version": "0.33.0", "target_device": "empty",
+            "repository": f"file://{self.upstream}", **more,
+        }  # fmt: skip
+
+    def ask(self, state: str, *releases: dict[str, Any], check_mode: bool = False) -> dict[str, Any]:
+        need = {"builds": ROOM, "sources": ROOM, "root": ROOM}
+        params = {
+            "state": state,
+            "releases": list(releases),
+            "torch": {
+                "python": sys.executable, "site_packages": str(self.site), "version": "2.12.0", "cuda": "13.2",
+            },
+            "arch_list": "7.5",
+            "folders": {
+                **{name: str(self.folder / name) for name in ("root", "builds", "sources", "tools")},
+                "lib": str(LIB),
+            },
+            "build": {
+                "cuda_home": "/nowhere/cuda", "host_compiler": "/nowhere/g++", "rust_home": "/nowhere/rust",
+                "rust_toolchain": "", "mib_per_job": 4096, "need": {"source": {"empty": need, "cuda": need}},
+            },
+            "wait_seconds": 60,
+        }  # fmt: skip
+        asked = Releases(Module(params, check_mode))
+        asked.systemd_run = self.systemd_run  # type: ignore[method-assign]
+        with pytest.raises(Ended) as caught:
+            asked.run()
+        return caught.value.result
+
+    def systemd_run(self, unit: str, argv: list[str]) -> None:
+        """Runs the unit's program to its end, in the foreground."""
+        self.started.append(unit)
+        subprocess.run([sys.executable, *argv[1:]], check=False)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(vllm_release, "_active", lambda _unit: False)
+    return Host(tmp_path)
+
+
+def test_a_tag_is_fetched_once_and_built_once(host: Host) -> None:
+    commit = git(host.upstream, "rev-parse", "HEAD")
+    wanted = host.entry()
+    bare = host.ask("built", wanted, check_mode=True)
+    assert (bare["missing"], bare["unfetched"], host.started) == (["a"], ["a"], [])
+    found = host.ask("fetched", wanted)
+    assert (found["finished"], found["missing"], found["unfetched"]) == (True, ["a"], [])
+    assert found["releases"][0]["rust_toolchain"] == "1.95"
+    found = host.ask("built", wanted)
+    assert (found["finished"], found["missing"]) == (True, [])
+    (release,) = found["releases"]
+    assert json.loads((Path(release["path"]) / "release.json").read_text())["source"]["digest"] == commit
+    assert len(host.started) == 2
+    assert host.ask("built", wanted)["finished"]
+    assert host.ask("planned", wanted)["releases"] == [release]
+    assert len(host.started) == 2
+    # Held to the same commit it is the same release.
+    assert host.ask("planned", host.entry(commit=commit))["releases"][0]["build_id"] == release["build_id"]
+
+
+def test_a_moved_tag_is_noticed_by_its_commit(host: Host) -> None:
+    first = host.ask("built", host.entry())["releases"][0]["build_id"]
+    (host.upstream / "setup.py").write_text("# changed\n")
+    commit = host.release()
+    # Without a commit the source that was fetched stands.
+    assert host.ask("built", host.entry())["releases"][0]["build_id"] == first
+    again = host.ask("built", host.entry(commit=commit))
+    assert again["finished"]
+    assert again["releases"][0]["build_id"] != first
+    failed = host.ask("built", host.entry(commit="c" * 40))
+    assert failed["msg"].startswith("vllm_source_build: a: its source was not fetched: tag v0.33.0 is commit ")
+    assert "\n  where: " in failed["msg"]
+    assert "\n  mend:  " in failed["msg"]
+
+
+def test_releases_are_built_one_after_the_other(host: Host) -> None:
+    found = host.ask("built", host.entry(), host.entry(name="b", environment={"X": "1"}))
+    assert found["finished"]
+    kinds = [unit.split("-")[1] for unit in host.started]
+    assert kinds == ["fetch", "build", "build"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (
+            [{"target_device": "cuda", "rust_frontend": False}],
+            "a: it was not built: there is no nvcc, and a CUDA build",
+        ),
+        (
+            [{"environment": {"VLLM_NOTHING": "1"}}],
+            "a: it was not built: VLLM_NOTHING is set, and nothing in the build",
+        ),
+        ([{}, {}], "2 releases are named a"),
+        ([{"tag": "v0.32.0"}], "tag v0.32.0 and version 0.33.0 do not agree"),
+    ],
+)
+def test_refusals_are_marked(host: Host, entries: list[dict[str, Any]], words: str) -> None:
+    failed = host.ask("built", *[host.entry(**entry) for entry in entries])
+    assert failed["msg"].startswith(f"vllm_source_build: {words}")
+    assert failed["refused"]
