@@ -34,7 +34,8 @@ def damage(site_packages: Path, torch: str, built_ns: int) -> str:
     for listing in lists:
         with listing.open(newline="", encoding="utf-8") as file:
             for name, *_, size in csv.reader(file):
-                if not size or name in _PATCHED:
+                # A list cannot tell its own size.
+                if not size or name in _PATCHED or name.endswith(".dist-info/RECORD"):
                     continue
                 try:
                     found = (site_packages / name).stat().st_size

@@ -157,7 +157,7 @@ class Releases:
             time.sleep(0.5)
         status = _status(home)
         if not _active(unit) and not there():
-            what = status.get("what") or "the unit ended without saying why (killed?)"
+            what = status.get("what") or release.damage or "the unit ended without saying why (killed?)"
             where = status.get("where") or str(home / "build.log")
             mend = status.get("mend") or "converge again; it goes on with what is there"
             self.module.fail_json(

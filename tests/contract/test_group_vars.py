@@ -88,7 +88,14 @@ def test_a_builder_is_told_what_it_builds_for_and_a_gpu_answers_for_itself(proje
 def test_the_sandbox_is_in_a_group_of_each_kind(tmp_path: Path) -> None:
     record = tmp_path / "vllm-fleet" / "sandbox" / "world.json"
     record.parent.mkdir(parents=True)
-    world = {"podman": "podman", "files_url": "f", "aws_url": "a", "cuda_key_fingerprint": "k", "rust": None}
+    world: dict[str, Any] = {
+        "podman": "podman",
+        "files_url": "f",
+        "aws_url": "a",
+        "cuda_key_fingerprint": "k",
+        "rust": None,
+    }
+    world["emulated"] = ["arm"]
     record.write_text(json.dumps({**world, "hosts": [{"name": "one", "address": "10.0.0.1"}]}))
     done = subprocess.run(
         [sys.executable, str(PROJECT / "inventory" / "sandbox.py"), "--list"],
@@ -96,6 +103,8 @@ def test_the_sandbox_is_in_a_group_of_each_kind(tmp_path: Path) -> None:
     )  # fmt: skip
     groups = {name for name, group in json.loads(done.stdout).items() if "one" in group.get("hosts", [])}
     assert groups == {"vllm", "sandbox", "capability_7_5", f"architecture_{os.uname().machine}"}
+    emulated = {name for name, group in json.loads(done.stdout).items() if "arm" in group.get("hosts", [])}
+    assert emulated == {"emulated", "sandbox", "architecture_aarch64"}
 
 
 def test_group_vars_hold_only_variables_that_something_takes() -> None:

@@ -15,7 +15,7 @@ KERNELS = "vllm/v1/attention/ops/triton_unified_attention.py"
 def site(tmp_path: Path) -> Path:
     """A release's packages, as an installer leaves them."""
     files = {"vllm/__init__.py": "x = 1\n", "vllm/_C.so": "\x7fELF", KERNELS: "TILE = 32\n", "../bin/vllm": "#!\n"}
-    rows = ["vllm-1.dist-info/RECORD,,", "vllm/__pycache__/__init__.pyc,,"]
+    rows = ["vllm-1.dist-info/RECORD,,0", "vllm/__pycache__/__init__.pyc,,"]
     for name, text in files.items():
         path = tmp_path / "site" / name
         path.parent.mkdir(parents=True, exist_ok=True)
