@@ -14,6 +14,7 @@ from typing import Any
 
 from ansible.module_utils.driver_probe import read_compiler, read_driver, read_gpus
 from ansible.module_utils.mounts import existing, mount_of, unescape
+from ansible.module_utils.records import read_json
 
 # Written by cloud-init at every boot; the part that every user may read.
 _INSTANCE_DATA = Path("/run/cloud-init/instance-data.json")
@@ -59,7 +60,7 @@ def read_host(paths: Sequence[str], torch_prefixes: Sequence[str], swapfile: str
 
 def _ami() -> str:
     """Image that the instance was started from; empty off EC2."""
-    found: Any = _json(_INSTANCE_DATA)
+    found: Any = read_json(_INSTANCE_DATA)
     for key in ("ds", "meta_data", "ami-id"):
         found = found.get(key, {}) if isinstance(found, dict) else {}
     return found if isinstance(found, str) else ""
@@ -114,7 +115,7 @@ def _torch(prefixes: Sequence[str], cache: Path) -> dict[str, Any]:
 def _ask_torch(python: Path, version: Path, cache: Path) -> dict[str, Any]:
     """torch's own answer; importing it takes seconds, so an answer for the same file is kept."""
     key = f"{version}:{version.stat().st_mtime_ns}"
-    kept = _json(cache)
+    kept = read_json(cache)
     if kept.get("key") == key:
         return dict(kept["answer"])
     # A neutral folder: a `torch` beside the caller would shadow the image's.
@@ -141,11 +142,3 @@ def _version_text(version: Path) -> str:
         if line.startswith("__version__"):
             return line.split("=")[1].strip().strip("'\"")
     return "unknown"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

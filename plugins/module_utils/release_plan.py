@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.records import read_json
 from ansible.module_utils.release_health import damage
 
 # What the plan itself sets in a build's environment, and the variable of the role that decides it.
@@ -89,7 +90,7 @@ class Release:
         return str(damage(Path(found["site_packages"]), self.spec["torch"]["site_packages"], built_ns))
 
     def _written(self) -> dict[str, Any]:
-        found = _json(self.path / "release.json")
+        found = read_json(self.path / "release.json")
         return found if found.get("build_id") == self.build_id else {}
 
     @property
@@ -145,7 +146,7 @@ def fetched(request: dict[str, Any], sources: Path) -> dict[str, Any]:
     A checkout of another owner is none: git refuses to read it ("dubious ownership").
     """
     folder = sources / request["key"]
-    found = _json(folder / "source.json")
+    found = read_json(folder / "source.json")
     if not found or folder.stat().st_uid != os.geteuid():
         return {}
     same = all(found.get(key) == request.get(key) for key in ("kind", "repository", "tag", "version"))
@@ -201,11 +202,3 @@ def plan_release(wanted: dict[str, Any], torch: Torch, host: Host, folders: Fold
         },
     }
     return Release(wanted["name"], identity, path, bool(wanted.get("serve")), spec, source)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.patch_files import sha256, write_whole
+from ansible.module_utils.records import read_json
 from ansible.module_utils.systemd_unit import Unit, daemon_reload
 
 UNIT = "vllm.service"
@@ -37,7 +38,8 @@ class Service:
 
     def record(self) -> dict[str, Any]:
         """What last passed its gate; empty where nothing did."""
-        return read_json(self.record_path)
+        found: dict[str, Any] = read_json(self.record_path)
+        return found
 
     def last_good(self) -> dict[str, Any] | None:
         """The record, where its release is still there."""
@@ -46,7 +48,8 @@ class Service:
 
     def unfinished(self) -> dict[str, Any]:
         """The switch that was cut off: `run`, `build_id`; empty for none."""
-        return read_json(self.unfinished_path)
+        found: dict[str, Any] = read_json(self.unfinished_path)
+        return found
 
     def begin(self, build_id: str, unit_text: str) -> None:
         """Stops what serves and puts another unit in its place; until `finish` or `undo` the switch is unfinished."""
@@ -156,12 +159,3 @@ def read_text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The file's JSON object; empty where it cannot be read."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -19,6 +19,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.patch_engine import Conflict, Patch, apply, decoded, marked_revision, revert
 from ansible.module_utils.patch_files import installed_digest, replace_set, sha256, write_whole
 from ansible.module_utils.patch_registry import PATCHES
+from ansible.module_utils.records import read_json
 from ansible.module_utils.refusals import Refusal, house_form
 
 DOCUMENTATION = r"""
@@ -212,7 +213,7 @@ class Patcher:
     def check(self, contents: dict[str, bytes]) -> dict[str, Any]:
         """What the compiler says of a version of the files; asked once for the same input."""
         cached = self.patches / "checks" / f"{self.question(contents)}.json"
-        report: dict[str, Any] = _read(cached)
+        report: dict[str, Any] = read_json(cached)
         if report:
             return report
         with tempfile.TemporaryDirectory(prefix="vllm-patch-", dir=self.module.tmpdir) as folder:
@@ -360,15 +361,8 @@ class Patcher:
 
     def known(self) -> dict[str, Any]:
         """The record of an earlier run, empty where there is none."""
-        return _read(self.record_path)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found: dict[str, Any] = read_json(self.record_path)
+        return found
 
 
 def _keep(folder: Path, content: bytes) -> None:

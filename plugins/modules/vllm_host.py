@@ -15,6 +15,7 @@ from ansible.module_utils.host_probe import read_host, torch_cache
 from ansible.module_utils.host_record import differences, stable
 from ansible.module_utils.model_probe import read_model
 from ansible.module_utils.package_index import silence
+from ansible.module_utils.records import read_json
 from ansible.module_utils.refusals import house_form
 
 DOCUMENTATION = r"""
@@ -104,7 +105,7 @@ def main() -> None:
     )
     p = module.params
     state = Path(p["state"])
-    recorded = _read(state / "host.json")
+    recorded = read_json(state / "host.json")
     paths = [write["path"] for write in p["writes"]] + ([p["swapfile"]] if p["swapfile"] else [])
     host = read_host(paths, p["torch_prefixes"], p["swapfile"], state / "torch.json")
     model = read_model(
@@ -137,7 +138,7 @@ def main() -> None:
     if changes and not module.check_mode:
         _write(state / "host.json", {**found, "decisions": facts["decisions"]})
     cache = torch_cache(host)
-    if cache != _read(state / "torch.json") and not module.check_mode:
+    if cache != read_json(state / "torch.json") and not module.check_mode:
         _write(state / "torch.json", cache)
     module.exit_json(
         changed=bool(changes),
@@ -147,14 +148,6 @@ def main() -> None:
         plan=facts,
         ansible_facts={"vllm_host": host, "vllm_plan": facts},
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _text(record: dict[str, Any]) -> str:

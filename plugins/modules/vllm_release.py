@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.records import read_json
 from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release
 
 DOCUMENTATION = r"""
@@ -155,7 +156,7 @@ class Releases:
             self.start(release, home, unit, program)
         while time.monotonic() < self.deadline and _active(unit):
             time.sleep(0.5)
-        status = _status(home)
+        status = read_json(home / "status.json")
         if not _active(unit) and not there():
             what = status.get("what") or release.damage or "the unit ended without saying why (killed?)"
             where = status.get("where") or str(home / "build.log")
@@ -214,14 +215,6 @@ def _describe(release: Release) -> dict[str, Any]:
 def _active(unit: str) -> bool:
     done = subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False)
     return done.returncode == 0
-
-
-def _status(home: Path) -> dict[str, Any]:
-    try:
-        status: dict[str, Any] = json.loads((home / "status.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return status
 
 
 def main() -> None:

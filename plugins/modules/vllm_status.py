@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.service_state import Service, read_json
+from ansible.module_utils.records import read_json
+from ansible.module_utils.service_state import Service
 from ansible.module_utils.systemd_unit import Unit
 
 DOCUMENTATION = r"""
