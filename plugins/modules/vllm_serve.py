@@ -147,12 +147,13 @@ class Serve:
     def end(self, *, changed: bool, verdict: dict[str, Any], before: dict[str, str]) -> None:
         """Ends the module well, with the unit's and the link's text before and after."""
         after = {"unit": self.unit_text, "link": str(self.release)} if changed else before
+        for orphan in self.orphans:
+            self.module.warn(orphan)
         self.module.exit_json(
             changed=changed,
             answer=verdict["text"],
             seconds=verdict.get("seconds", 0),
             deadline_seconds=self.deadline,
-            warnings=self.orphans,
             diff=[
                 {
                     "before_header": str(self.service.unit.path),

@@ -225,9 +225,13 @@ class Module:
 
     def __init__(self, params: dict[str, Any], *, check_mode: bool = False) -> None:
         self.params, self.check_mode = params, check_mode
+        self.warned: list[str] = []
+
+    def warn(self, warning: str) -> None:
+        self.warned.append(warning)
 
     def exit_json(self, **result: Any) -> None:
-        raise Ended({"failed": False, **result})
+        raise Ended({"failed": False, "warnings": self.warned, **result})
 
     def fail_json(self, **result: Any) -> None:
         raise Ended({**result, "failed": True})
