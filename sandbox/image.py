@@ -112,6 +112,13 @@ def _base_name(architecture: str | None, packages: str) -> str:
     return f"localhost/vllm-fleet-base:{_digest(apt_sources(), packages, _MASKED, _INIT, *foreign)}"
 
 
+def system_of(podman: Podman, host_image: HostImage) -> str:
+    """A host's system as NVIDIA's archive spells it: `debian12`, `ubuntu2404`."""
+    said = podman("run", "--rm", "--net", "none", "--entrypoint", "cat", host_image.name, "/etc/os-release")
+    release = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    return release["ID"].strip('"') + release["VERSION_ID"].strip('"').replace(".", "")
+
+
 def look_at_index(pip: PipConfig) -> None:
     """The package index answers, seen by fetching one small package, before an image is begun.
 

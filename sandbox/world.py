@@ -41,6 +41,7 @@ class World:
 
     podman: str
     hosts: tuple[Host, ...]
+    base_image: str | None
     emulated: list[str]
     aws_url: str
     files_url: str
@@ -68,12 +69,15 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
     """Starts what is not running yet and returns the world; what is up stays untouched.
 
     Args:
-        hosts: how many hosts that roles converge.
-        base_image: what to start them from instead of a bootstrapped image.
+        hosts: how many hosts that roles converge; those that are up stay.
+        base_image: what to start them from instead of a bootstrapped image; a world that is up keeps its own.
         arm64: whether there is an emulated Arm host beside them.
     """
-    if read() is None:
+    before = read()
+    if before is None:
         room.check()
+    base_image = base_image or (before.base_image if before else None)
+    hosts = max(hosts, len(before.hosts) if before else 0)
     podman = containers.prepare()
     _home()
     host_image = image.build_image(podman, read_pip_config(), steps, base_image)
@@ -82,14 +86,14 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
     with steps.step("stand-in: GPU (T4G)"):
         card = gpu.build(cache_dir() / "gpu")
     with steps.step("stand-in: NVIDIA repository with the real nvcc"):
-        repository = nvidia_repository.build(files, cache_dir(), _FILES_URL)
+        system = image.system_of(podman, host_image)
+        repository = nvidia_repository.build(files, cache_dir(), _FILES_URL, system)
     with steps.step("stand-in: Rust distribution"):
         rust = rust_distribution.build(files, _FILES_URL)
     if rust is None:
         steps.note("no Rust toolchain at hand to stand in: the role asks the public server")
     with steps.step("model: a tiny Gemma 4, trained"):
         models = trained_model.ensure(podman, host_image)
-    before = read()
     forward = before.ip_forward_before if before else _ip_forward().read_text().strip()
     if not podman.succeeds("network", "exists", NETWORK):
         podman("network", "create", NETWORK, "--subnet", SUBNET)
@@ -97,12 +101,13 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
     started = tuple(_start_host(podman, host_image, card, models, number) for number in range(1, hosts + 1))
     if arm64:
         with steps.step("stand-in: NVIDIA repository for Arm servers"):
-            nvidia_repository.build(files, cache_dir(), _FILES_URL, machine="aarch64")
+            nvidia_repository.build(files, cache_dir(), _FILES_URL, system, "aarch64")
         emulated.start(podman, steps)
     world = World(
         podman=str(containers.podman_path()),
         hosts=started,
-        emulated=[emulated.NAME] if arm64 else [],
+        base_image=base_image,
+        emulated=[emulated.NAME] if arm64 else before.emulated if before else [],
         aws_url=_AWS_URL,
         files_url=_FILES_URL,
         cuda_key_fingerprint=repository.key_fingerprint,

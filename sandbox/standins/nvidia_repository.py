@@ -32,17 +32,18 @@ class Repository:
     key_fingerprint: str
 
 
-def build(root: Path, cache: Path, url: str, machine: str = platform.machine()) -> Repository:
+def build(root: Path, cache: Path, url: str, system: str, machine: str = platform.machine()) -> Repository:
     """Makes the repository under `root`/compute/cuda/repos, once per content of this file.
 
     Args:
         root: folder that is served at `url`.
         cache: folder for what is kept: key and wheels.
         url: base of the served folder, written into the keyring package's source entry.
+        system: whose packages, as the archive spells it: `debian12`, `ubuntu2404`.
         machine: whose packages, as `uname -m` names it.
     """
-    distribution, architecture = _distribution(), {"x86_64": "x86_64", "aarch64": "sbsa"}[machine]
-    path = root / "compute" / "cuda" / "repos" / distribution / architecture
+    architecture = {"x86_64": "x86_64", "aarch64": "sbsa"}[machine]
+    path = root / "compute" / "cuda" / "repos" / system / architecture
     key = cache / "nvidia-repository-key"
     stamp = path / ".made-by"
     wanted = hashlib.sha256(Path(__file__).read_bytes() + url.encode()).hexdigest()
@@ -52,10 +53,10 @@ def build(root: Path, cache: Path, url: str, machine: str = platform.machine()) 
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     fingerprint = _key(key)
-    entry = f"deb [signed-by={_KEYRING}] {url}/compute/cuda/repos/{distribution}/{architecture}/ /\n"
+    entry = f"deb [signed-by={_KEYRING}] {url}/compute/cuda/repos/{system}/{architecture}/ /\n"
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         work = Path(folder)
-        _keyring_package(work, path, key, f"cuda-{distribution}-{architecture}.list", entry)
+        _keyring_package(work, path, key, f"cuda-{system}-{architecture}.list", entry)
         _toolkit_packages(work, path, cache / "cuda-wheels", machine)
     packages = _run(["apt-ftparchive", "packages", "."], cwd=path)
     (path / "Packages").write_bytes(packages)
@@ -65,12 +66,6 @@ def build(root: Path, cache: Path, url: str, machine: str = platform.machine()) 
     _run(["gpgconf", "--homedir", str(key), "--kill", "all"])
     stamp.write_text(wanted)
     return Repository(path, fingerprint)
-
-
-def _distribution() -> str:
-    """`debian12`, `ubuntu2404`: the archive's own spelling."""
-    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    return release["ID"].strip('"') + release["VERSION_ID"].strip('"').replace(".", "")
 
 
 def _key(home: Path) -> str:

