@@ -29,8 +29,8 @@ def bare_host() -> Iterator[None]:
         yield
 
 
-def molecule_test(scenario: str, host: str = "vllm-fleet-host1") -> list[int]:
-    """Runs the scenario's whole sequence; returns how much each of its plays changed, in order."""
+def molecule_test(scenario: str, host: str = "vllm-fleet-host1") -> list[tuple[int, int]]:
+    """Runs the scenario's whole sequence; returns of each of its plays how many steps were ok and changed, in order."""
     done = subprocess.run(
         [str(_BIN / "molecule"), "test", "--no-command-borders", "-s", scenario],
         cwd=PROJECT,
@@ -42,13 +42,19 @@ def molecule_test(scenario: str, host: str = "vllm-fleet-host1") -> list[int]:
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert re.search(r"\d+ passed", done.stdout), done.stdout[-3000:]
-    return [int(found) for found in re.findall(rf"^{host}\s*: .*\bchanged=(\d+)", done.stdout, re.MULTILINE)]
+    recaps = re.findall(rf"^{host}\s*: ok=(\d+)\s+changed=(\d+)", done.stdout, re.MULTILINE)
+    return [(int(ok), int(changed)) for ok, changed in recaps]
+
+
+def changes(plays: list[tuple[int, int]]) -> list[int]:
+    """How much each play changed."""
+    return [changed for _, changed in plays]
 
 
 @pytest.mark.arm64
 def test_what_depends_on_the_architecture() -> None:
     assert runner("sandbox", "up", "--arm64").returncode == 0
-    check, converge, again, check_again = molecule_test("arm64", "vllm-fleet-arm64")
+    check, converge, again, check_again = changes(molecule_test("arm64", "vllm-fleet-arm64"))
     assert check >= 1
     assert converge >= 1
     assert (again, check_again) == (0, 0)
@@ -56,7 +62,7 @@ def test_what_depends_on_the_architecture() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_on_its_bare_host(role: str) -> None:
-    check, converge, again, check_again = molecule_test(role)
+    check, converge, again, check_again = changes(molecule_test(role))
     assert converge >= 1
     assert check >= 1
     assert (again, check_again) == (0, 0)
@@ -64,11 +70,13 @@ def test_a_role_on_its_bare_host(role: str) -> None:
 
 @pytest.mark.parametrize("behavior", BEHAVIORS)
 def test_a_behavior(behavior: str) -> None:
-    changed = molecule_test(behavior)
+    plays = molecule_test(behavior)
     if behavior == "default":
-        assert changed == [0, 0, 0, 0]
-    else:
-        _before, _side_effect, check, converge, again, check_again = changed
-        assert check >= 5
-        assert converge >= 5
-        assert (again, check_again) == (0, 0)
+        assert changes(plays) == [0, 0, 0, 0]
+        return
+    _before, (steps, altered), *noticed, check, converge, again, check_again = plays
+    assert altered == steps, "a step of the side effect found nothing to alter"
+    assert len(noticed) == (behavior == "drifted")
+    assert check[1] >= 5
+    assert converge[1] >= 5
+    assert (again[1], check_again[1]) == (0, 0)
