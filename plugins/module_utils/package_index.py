@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 from urllib.parse import urlsplit, urlunsplit
+
+from ansible.module_utils import host_pip_config
 
 _BROKEN = re.compile(r"connection broken by '(?:.*?>: )?(.*)': /")
 _SECONDS = 10
@@ -18,15 +19,13 @@ def silence(python: str, distribution: str) -> tuple[str, str]:
         python: interpreter whose pip is asked.
         distribution: what the index is asked for; an index that answers without it is no silence.
     """
-    pip = [python, "-m", "pip"]
-    ask = ["index", "versions", distribution, "--retries", "1", "--timeout", str(_SECONDS)]
-    done = subprocess.run([*pip, *ask, "--disable-pip-version-check"], capture_output=True, text=True, check=False)
+    ask = [python, "-m", "pip", "index", "versions", distribution, "--retries", "1", "--timeout", str(_SECONDS)]
+    done = subprocess.run([*ask, "--disable-pip-version-check"], capture_output=True, text=True, check=False)
     broken = _BROKEN.findall(done.stdout + done.stderr)
     if done.returncode == 0 or not broken:
         return "", ""
-    listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False).stdout
-    found = [line.partition("=")[2] for line in listing.splitlines() if line.partition("=")[0].endswith(".index-url")]
-    return _without_login(str(ast.literal_eval(found[-1]))) if found else "that is pip's own default", broken[-1]
+    index = host_pip_config.read(python).get("index-url")
+    return _without_login(index[-1]) if index else "that is pip's own default", broken[-1]
 
 
 def _without_login(url: str) -> str:

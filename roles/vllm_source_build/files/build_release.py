@@ -341,7 +341,7 @@ class Build(Job):
     def index(self) -> list[str]:
         """pip's own configuration of this host, in uv's words; the newest of all indexes is taken, as pip does."""
         args = ["--index-strategy", "unsafe-best-match"]
-        for name, values in host_pip_config.read(str(self.tools / "bin/pip")).items():
+        for name, values in host_pip_config.read(str(self.tools / "bin/python")).items():
             if name in _PIP_TO_UV:
                 args += [word for value in values for word in (_PIP_TO_UV[name], value)]
         return args

@@ -16,7 +16,7 @@ from unearth import PackageFinder
 
 def main(name: str, version: str, sha256: str, out: Path) -> int:
     """Downloads and checks; the exit status is 0 only for a file whose digest is right."""
-    config = host_pip_config.read(str(Path(sys.executable).with_name("pip")))
+    config = host_pip_config.read(sys.executable)
     finder = PackageFinder(index_urls=config.get("index-url", []), no_binary=[name])
     for url in config.get("extra-index-url", []):
         finder.add_index_url(url)
