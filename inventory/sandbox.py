@@ -29,7 +29,7 @@ def main() -> int:
     groups: dict[str, dict[str, Any]] = {
         name: {"hosts": names} for name in ("vllm", "sandbox", "capability_7_5", _architecture())
     }
-    if world["emulated"]:
+    if world.get("emulated"):
         # No server can run there: a host to try roles on, and none of the fleet's.
         groups["emulated"] = {"hosts": world["emulated"]}
         groups["sandbox"]["hosts"] = [*names, *world["emulated"]]

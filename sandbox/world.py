@@ -37,17 +37,20 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is up, as kept in the state directory for the inventory."""
+    """What is up, as kept in the state directory for the inventory.
+
+    The last two came later: a sandbox that an earlier version of the project started can still be taken down.
+    """
 
     podman: str
     hosts: tuple[Host, ...]
-    base_image: str | None
-    emulated: list[str]
     aws_url: str
     files_url: str
     cuda_key_fingerprint: str
     rust: dict[str, str] | None
     ip_forward_before: str
+    base_image: str | None = None
+    emulated: tuple[str, ...] = ()
 
 
 def record_path() -> Path:
@@ -62,6 +65,7 @@ def read() -> World | None:
     except FileNotFoundError:
         return None
     data["hosts"] = tuple(Host(**host) for host in data["hosts"])
+    data["emulated"] = tuple(data.get("emulated", ()))
     return World(**data)
 
 
@@ -107,7 +111,7 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
         podman=str(containers.podman_path()),
         hosts=started,
         base_image=base_image,
-        emulated=[emulated.NAME] if arm64 else before.emulated if before else [],
+        emulated=(emulated.NAME,) if arm64 else before.emulated if before else (),
         aws_url=_AWS_URL,
         files_url=_FILES_URL,
         cuda_key_fingerprint=repository.key_fingerprint,
