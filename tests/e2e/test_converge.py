@@ -207,6 +207,33 @@ def test_options_act() -> None:
     assert "nobody" in json.loads(done.stdout)["error"]["what"]
 
 
+def test_a_host_that_boots_before_its_secret_is_within_reach_serves_when_it_comes() -> None:
+    request = "/opt/vllm-fleet/secrets/request.json"
+    on_host(f"mv {request} /root/request.json")
+    subprocess.run([containers.podman_path(), "restart", "--time", "60", HOST], check=True, capture_output=True)
+    # Longer than five starts, ten seconds apart, after which systemd would give up.
+    time.sleep(75)
+    assert on_host("systemctl show -P ActiveState vllm.service") == "inactive"
+    assert on_host("ls /run/vllm-secrets 2>/dev/null; true") == ""
+    on_host(f"mv /root/request.json {request}")
+    until_answered("What is the capital of France?", "Paris", 240)
+    assert "/srv/swap/swapfile" in on_host("cat /proc/swaps")
+    assert converge()[1]["changed"] == 0
+
+
+def until_answered(question: str, answer: str, seconds: float) -> None:
+    """Waits until the server's answer holds these words."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            assert answer in ask(question)
+        except httpx.TransportError:
+            assert time.monotonic() < end, on_host("journalctl -b -n 60 -u vllm.service -u vllm-secrets.service")
+            time.sleep(2)
+        else:
+            return
+
+
 def test_drift_is_mended() -> None:
     on_host(
         "sed -i 's/^Restart=always/Restart=no/' /etc/systemd/system/vllm.service\n"
