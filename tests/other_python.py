@@ -14,25 +14,30 @@ from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT, cache_dir
 from fleet.steps import Steps
 
-# What requirements.txt is resolved for, by the ansible-core that each gets.
-_OLD, _NEW = ("3.11",), ("3.13", "3.12")
+# What requirements.txt is resolved for besides this interpreter's own ansible-core.
+_VERSIONS = ("3.13", "3.12") if sys.version_info < (3, 12) else ("3.11",)
 
 
 def run(steps: Steps) -> int:
     """Runs them in an environment of their own, kept by the lock's digest; 0 where no such Python is here."""
-    versions = _NEW if sys.version_info < (3, 12) else _OLD
-    python = find(versions)
-    if python is None:
-        steps.note(f"tests under the other ansible-core: skipped, there is no Python {' or '.join(versions)} here")
+    home = environment(steps)
+    if home is None:
+        steps.note(f"tests under the other ansible-core: skipped, there is no Python {' or '.join(_VERSIONS)} here")
         return 0
-    bin_folder = _environment(python, steps) / "bin"
-    steps.note(f"unit and contract tests under Python {python.resolve()}")
+    bin_folder = home / "bin"
+    steps.note(f"unit and contract tests under Python {(bin_folder / 'python').resolve()}")
     return subprocess.run(
         [str(bin_folder / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit", "tests/contract"],
         cwd=PROJECT,
         env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"},
         check=False,
     ).returncode
+
+
+def environment(steps: Steps) -> Path | None:
+    """The environment that carries the other ansible-core, made where it is not there yet; None without its Python."""
+    python = find(_VERSIONS)
+    return _environment(python, steps) if python else None
 
 
 def find(versions: Sequence[str], pyenv: Path | None = None) -> Path | None:
