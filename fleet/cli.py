@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -17,6 +15,8 @@ import typer
 from fleet import running, summary
 from fleet.errors import ExitCode, FleetError
 from fleet.execution import on_ending_signals
+from fleet.options import AsJson, Yes, errors
+from fleet.patch_cli import app as patch_app
 from fleet.progress import terminal
 from fleet.requests import Request, known_variables, parse_extra_vars, parse_inventories
 from fleet.steps import Durations, Steps
@@ -30,13 +30,12 @@ app = typer.Typer(
     help="Bare GPU hosts become vLLM servers that are proven to answer.",
 )
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(patch_app, name="patch")
 
 Inventory = Annotated[
     list[Path] | None, typer.Option("-i", "--inventory", help="Inventory; without one, the local sandbox.")
 ]
 Limit = Annotated[str | None, typer.Option("--limit", help="Hosts or groups to confine the run to.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 _INTERRUPTED = 130
 # A disk that is full or cannot be written is the machine's, not a fault of the program.
 _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -96,7 +95,7 @@ def converge(
     """Make hosts into servers that answer; without an inventory, a sandbox host on this machine."""
     del yes  # runner.py has asked already
     console = terminal(stderr=as_json)
-    with _errors(as_json=as_json):
+    with errors(as_json=as_json):
         request = Request(
             playbook="playbooks/site.yml",
             inventories=parse_inventories(inventory or []),
@@ -121,7 +120,7 @@ def status(inventory: Inventory = None, limit: Limit = None, as_json: AsJson = F
     """Say what runs on the hosts against what should run; changes nothing."""
     del yes
     console = terminal(stderr=as_json)
-    with _errors(as_json=as_json):
+    with errors(as_json=as_json):
         if not inventory and world.read() is None:
             raise FleetError(
                 "no sandbox is up, and no inventory is given", where="command line", mend="./runner.py sandbox up"
@@ -141,17 +140,6 @@ def test(context: typer.Context, yes: Yes = False) -> None:
     """Run all checks and tests; further words go to pytest instead of the whole."""
     del yes
     raise typer.Exit(whole.run(context.args, Steps(terminal(), Durations(), "test")))
-
-
-@contextlib.contextmanager
-def _errors(*, as_json: bool) -> Iterator[None]:
-    """Whoever asked for JSON gets an error as JSON too, besides its text."""
-    try:
-        yield
-    except FleetError as error:
-        if as_json:
-            print(json.dumps({"error": error.as_dict()}))
-        raise
 
 
 def _end(ran: running.Ran, *, as_json: bool) -> None:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from fleet.options import AsJson, Yes
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
 from sandbox import world
 
 app = typer.Typer(no_args_is_help=True, help="The local sandbox: hosts in containers, and a local AWS.")
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 
 
 @app.command()
@@ -38,7 +38,7 @@ def down(yes: Yes = False) -> None:
 
 
 @app.command()
-def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, yes: Yes = False) -> None:
+def status(as_json: AsJson = False, yes: Yes = False) -> None:
     """Say what of the sandbox is up."""
     del yes
     found = world.read()

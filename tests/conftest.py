@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import ansible.module_utils
+from fleet import host_code  # noqa: F401
 
 PROJECT = Path(__file__).resolve().parent.parent
 
-ansible.module_utils.__path__.append(str(PROJECT / "plugins" / "module_utils"))
 sys.path.insert(0, str(PROJECT / "roles" / "vllm_service" / "files"))
 sys.path.insert(0, str(PROJECT / "roles" / "secrets_fetch" / "files"))
 sys.path.insert(0, str(PROJECT / "roles" / "vllm_source_build" / "files"))

@@ -1,0 +1,157 @@
+"""Source patches on a tree of vLLM's at hand, with no host and no compiler: an unpacked sdist or site-packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fleet import host_code  # noqa: F401  (before what it makes importable)
+from fleet.errors import ExitCode, FleetError
+
+from ansible.module_utils.patch_engine import Conflict, Edit, Patch, apply, decoded, marked_revision, revert  # isort: skip
+from ansible.module_utils.patch_files import installed_digest, replace_set, sha256  # isort: skip
+from ansible.module_utils.patch_registry import PATCHES  # isort: skip
+
+
+class Outcome(StrEnum):
+    """What came of one patch."""
+
+    APPLIED = "applied"
+    IN_PLACE = "in_place"
+    NOT_NEEDED = "not_needed"
+    REVERTED = "reverted"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file: as it was found, without the patch, and with it."""
+
+    path: Path
+    found: bytes
+    pristine: bytes
+    patched: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Outcome of one patch; `files` maps each target to hex digests: `sha256` as it is now, `pristine_sha256`."""
+
+    patch: str
+    revision: int
+    outcome: Outcome
+    reason: str
+    files: dict[str, dict[str, str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return asdict(self)
+
+
+def apply_all(tree: Path, capability: str, patches: Sequence[Patch] = PATCHES) -> list[Result]:
+    """Applies every patch that the capability needs. All files of all patches are replaced, or none.
+
+    Raises FleetError: 2 for a tree without vLLM or a capability that is none, 6 for a conflict.
+    """
+    found = _read(tree, patches)
+    if _major(capability) >= 8:
+        return [_result(patch, files, Outcome.NOT_NEEDED, _above(capability)) for patch, files in found]
+    results = []
+    for patch, files in found:
+        there = all(file.found == file.patched for file in files.values())
+        results.append(
+            _result(patch, files, Outcome.IN_PLACE if there else Outcome.APPLIED, patch.reason, patched=True)
+        )
+    replace_set({f.path: f.patched for _, files in found for f in files.values() if f.found != f.patched})
+    return results
+
+
+def revert_all(tree: Path, patches: Sequence[Patch] = PATCHES) -> list[Result]:
+    """Takes every patch out again, whatever its revision; the files are then the same to the byte as before it."""
+    found = _read(tree, patches)
+    results = []
+    for patch, files in found:
+        there = any(file.found != file.pristine for file in files.values())
+        reason = "the files are as they were before the patch"
+        results.append(_result(patch, files, Outcome.REVERTED if there else Outcome.ABSENT, reason, patched=False))
+    replace_set({f.path: f.pristine for _, files in found for f in files.values() if f.found != f.pristine})
+    return results
+
+
+def status_of(tree: Path, capability: str, patches: Sequence[Patch] = PATCHES) -> list[Result]:
+    """What of the patches is in the tree; changes nothing."""
+    results = []
+    for patch, files in _read(tree, patches):
+        if _major(capability) >= 8:
+            results.append(_result(patch, files, Outcome.NOT_NEEDED, _above(capability)))
+        elif all(file.found == file.patched for file in files.values()):
+            results.append(_result(patch, files, Outcome.IN_PLACE, patch.reason))
+        else:
+            older = [target for target, file in files.items() if file.found not in (file.pristine, file.patched)]
+            reason = f"an earlier revision is in {', '.join(older)}" if older else "no file carries it"
+            results.append(_result(patch, files, Outcome.ABSENT, f"{reason}, and {patch.reason}"))
+    return results
+
+
+def _read(tree: Path, patches: Sequence[Patch]) -> list[tuple[Patch, dict[str, File]]]:
+    if not (tree / "vllm").is_dir():
+        raise FleetError(
+            "no vllm/ is in the tree, and an unpacked sdist or a site-packages is wanted",
+            where=f"--tree {tree}", mend=f"ls {tree}", who="patch",
+        )  # fmt: skip
+    return [(patch, {edit.target: _file(tree, patch, edit) for edit in patch.edits}) for patch in patches]
+
+
+def _file(tree: Path, patch: Patch, edit: Edit) -> File:
+    path = tree / edit.target
+    if not path.is_file():
+        raise _conflict(patch, path, "the file to patch is missing", "", "")
+    found = path.read_bytes()
+    expected = installed_digest(tree, edit.target) or ""
+    try:
+        text = decoded(found)
+        pristine = text if marked_revision(text, patch) is None else revert(text, patch)
+        if expected and sha256(pristine.encode()) != expected:
+            raise Conflict("it is neither what the wheel installed nor that with the patch")
+        return File(path, found, pristine.encode(), apply(pristine, patch, edit).encode())
+    except Conflict as conflict:
+        raise _conflict(patch, path, str(conflict), sha256(found), expected) from conflict
+
+
+def _conflict(patch: Patch, path: Path, what: str, found: str, expected: str) -> FleetError:
+    digests = f" sha256 {found or 'none'}, pristine sha256 {expected or 'not recorded'}"
+    return FleetError(
+        f"conflict: {what}; nothing was changed",
+        where=f"{path}{digests}",
+        mend=f"take a vLLM that patch {patch.id} knows ({', '.join(patch.shown_on)}): see {', '.join(patch.links)}",
+        code=ExitCode.REFUSED,
+        who="patch",
+    )
+
+
+def _result(
+    patch: Patch, files: dict[str, File], outcome: Outcome, reason: str, *, patched: bool | None = None
+) -> Result:
+    """With `patched` the files hold that now, else what was found."""
+    digests = {}
+    for target, file in files.items():
+        now = file.found if patched is None else file.patched if patched else file.pristine
+        digests[target] = {"sha256": sha256(now), "pristine_sha256": sha256(file.pristine)}
+    return Result(patch.id, patch.revision, outcome, reason, digests)
+
+
+def _major(capability: str) -> int:
+    if not re.fullmatch(r"\d{1,2}\.\d", capability):
+        raise FleetError(
+            f"capability {capability!r} is none, and major.minor is wanted",
+            where=f"--capability {capability}", mend="nvidia-smi --query-gpu=compute_cap --format=csv", who="patch",
+        )  # fmt: skip
+    return int(capability.partition(".")[0])
+
+
+def _above(capability: str) -> str:
+    return f"capability {capability} is 8.0 or above"
