@@ -234,7 +234,7 @@ def test_a_host_that_boots_before_its_secret_is_within_reach_serves_when_it_come
     # Longer than five starts, ten seconds apart, after which systemd would give up.
     time.sleep(75)
     assert on_host("systemctl show -P ActiveState vllm.service") == "inactive"
-    assert on_host("ls /run/vllm-secrets 2>/dev/null; true") == ""
+    assert on_host("ls /run/vllm-secrets 2>/dev/null || true") == ""
     on_host(f"mv /root/request.json {request}")
     until_answered("What is the capital of France?", "Paris", 240)
     assert "/srv/swap/swapfile" in on_host("cat /proc/swaps")
