@@ -229,7 +229,8 @@ def test_options_act() -> None:
 
 def test_a_host_that_boots_before_its_secret_is_within_reach_serves_when_it_comes() -> None:
     request = "/opt/vllm-fleet/secrets/request.json"
-    on_host(f"mv {request} /root/request.json")
+    # A boot begins without swap, and systemd leaves a container's /etc/fstab alone.
+    on_host(f"mv {request} /root/request.json; swapoff /srv/swap/swapfile")
     subprocess.run([containers.podman_path(), "restart", "--time", "60", HOST], check=True, capture_output=True)
     # Longer than five starts, ten seconds apart, after which systemd would give up.
     time.sleep(75)
@@ -237,8 +238,8 @@ def test_a_host_that_boots_before_its_secret_is_within_reach_serves_when_it_come
     assert on_host("ls /run/vllm-secrets 2>/dev/null || true") == ""
     on_host(f"mv /root/request.json {request}")
     until_answered("What is the capital of France?", "Paris", 240)
+    assert converge()[1]["changed"] == 1
     assert "/srv/swap/swapfile" in on_host("cat /proc/swaps")
-    assert converge()[1]["changed"] == 0
 
 
 def until_answered(question: str, answer: str, seconds: float) -> None:
