@@ -37,6 +37,8 @@ def main() -> int:
     groups["sandbox"]["vars"] = {
         "ansible_connection": "containers.podman.podman",
         "ansible_podman_executable": world["podman"],
+        # A container's files may be mounted in a namespace of podman's own, where this plugin would not see them.
+        "ansible_podman_mount_detection": False,
         "sandbox_files_url": world["files_url"],
         "sandbox_aws_url": world["aws_url"],
         "cuda_toolkit_sbsa_key_fingerprint": world["cuda_key_fingerprint"],

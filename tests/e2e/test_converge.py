@@ -201,7 +201,8 @@ def test_the_other_ansible_core_mends_and_then_finds_nothing_to_do() -> None:
     home = other_python.environment(Steps(Console(file=io.StringIO()), Durations(), "test"))
     if home is None:
         pytest.skip("no Python for the other ansible-core is here")
-    on_host("swapoff /srv/swap/swapfile")
+    # One thing that a module mends, and files that are sent.
+    on_host("swapoff /srv/swap/swapfile; rm -r /etc/ansible/facts.d")
     changes = []
     for _ in range(2):
         done = subprocess.run(
@@ -210,7 +211,7 @@ def test_the_other_ansible_core_mends_and_then_finds_nothing_to_do() -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         changes.append(json.loads(done.stdout)["hosts"][HOST]["changed"])
-    assert changes == [1, 0]
+    assert changes == [2, 0]
 
 
 def test_options_act() -> None:
