@@ -9,12 +9,15 @@ import re
 import sys
 from pathlib import Path
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _COLUMNS = 132
 _CURSOR = re.compile(r"\x1b\[\?[0-9;]*[a-z]|\x1b\[[0-9;]*[ABCDGHJK]|\r")
+# Without fonts from elsewhere: the reader's own monospace one does.
+_FORMAT = re.sub(r" *@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def main() -> int:
@@ -33,7 +36,7 @@ def main() -> int:
     end = _CURSOR.sub("", text[text.rindex("Roles") :]).rstrip().replace(str(Path.home()), "~")
     console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi(f"$ ./runner.py converge\n…\n{end}"))
-    console.save_svg(str(_PROJECT / "docs" / "converge.svg"), title="vllm-fleet")
+    console.save_svg(str(_PROJECT / "docs" / "converge.svg"), title="vllm-fleet", code_format=_FORMAT)
     return code
 
 
