@@ -57,9 +57,9 @@ def apply_all(tree: Path, capability: str, patches: Sequence[Patch] = PATCHES) -
 
     Raises FleetError: 2 for a tree without vLLM or a capability that is none, 6 for a conflict.
     """
-    found = _read(tree, patches)
     if _major(capability) >= 8:
-        return [_result(patch, files, Outcome.NOT_NEEDED, _above(capability)) for patch, files in found]
+        return _not_needed(tree, capability, patches)
+    found = _read(tree, patches)
     results = []
     for patch, files in found:
         there = all(file.found == file.patched for file in files.values())
@@ -84,11 +84,11 @@ def revert_all(tree: Path, patches: Sequence[Patch] = PATCHES) -> list[Result]:
 
 def status_of(tree: Path, capability: str, patches: Sequence[Patch] = PATCHES) -> list[Result]:
     """What of the patches is in the tree; changes nothing."""
+    if _major(capability) >= 8:
+        return _not_needed(tree, capability, patches)
     results = []
     for patch, files in _read(tree, patches):
-        if _major(capability) >= 8:
-            results.append(_result(patch, files, Outcome.NOT_NEEDED, _above(capability)))
-        elif all(file.found == file.patched for file in files.values()):
+        if all(file.found == file.patched for file in files.values()):
             results.append(_result(patch, files, Outcome.IN_PLACE, patch.reason))
         else:
             older = [target for target, file in files.items() if file.found not in (file.pristine, file.patched)]
@@ -97,13 +97,24 @@ def status_of(tree: Path, capability: str, patches: Sequence[Patch] = PATCHES) -
     return results
 
 
+def _not_needed(tree: Path, capability: str, patches: Sequence[Patch]) -> list[Result]:
+    """Whatever the files hold, as on a host: nobody's own change of them is in the way there."""
+    _hold_vllm(tree)
+    reason = f"capability {capability} is 8.0 or above"
+    return [Result(patch.id, patch.revision, Outcome.NOT_NEEDED, reason, {}) for patch in patches]
+
+
 def _read(tree: Path, patches: Sequence[Patch]) -> list[tuple[Patch, dict[str, File]]]:
+    _hold_vllm(tree)
+    return [(patch, {edit.target: _file(tree, patch, edit) for edit in patch.edits}) for patch in patches]
+
+
+def _hold_vllm(tree: Path) -> None:
     if not (tree / "vllm").is_dir():
         raise FleetError(
             "no vllm/ is in the tree, and an unpacked sdist or a site-packages is wanted",
             where=f"--tree {tree}", mend=f"ls {tree}", who="patch",
         )  # fmt: skip
-    return [(patch, {edit.target: _file(tree, patch, edit) for edit in patch.edits}) for patch in patches]
 
 
 def _file(tree: Path, patch: Patch, edit: Edit) -> File:
@@ -151,7 +162,3 @@ def _major(capability: str) -> int:
             where=f"--capability {capability}", mend="nvidia-smi --query-gpu=compute_cap --format=csv", who="patch",
         )  # fmt: skip
     return int(capability.partition(".")[0])
-
-
-def _above(capability: str) -> str:
-    return f"capability {capability} is 8.0 or above"

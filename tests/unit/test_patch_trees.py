@@ -69,6 +69,11 @@ def test_from_8_0_on_nothing_is_needed(tree: Path, capability: str) -> None:
     assert contents(tree) == before
 
 
+def test_from_8_0_on_a_changed_file_is_nobodys_conflict(tree: Path) -> None:
+    (tree / ATTENTION).write_text("nothing to anchor in\n")
+    assert outcome(apply_all(tree, "8.6")) == outcome(status_of(tree, "8.6")) == [Outcome.NOT_NEEDED]
+
+
 def test_an_earlier_revision_is_replaced_and_not_stacked(tree: Path) -> None:
     earlier = replace(TILE_CLAMP, revision=TILE_CLAMP.revision - 1)
     edit = replace(earlier.edits[0], block="_fleet_earlier = True\n")
