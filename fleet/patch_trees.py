@@ -71,8 +71,8 @@ def apply_all(tree: Path, capability: str, patches: Sequence[Patch] = PATCHES) -
 
 
 def revert_all(tree: Path, patches: Sequence[Patch] = PATCHES) -> list[Result]:
-    """Takes every patch out again, whatever its revision; the files are then the same to the byte as before it."""
-    found = _read(tree, patches)
+    """Takes every patch out again, whatever its revision and whether it would fit anew; all else stays to the byte."""
+    found = _read(tree, patches, fit=False)
     results = []
     for patch, files in found:
         there = any(file.found != file.pristine for file in files.values())
@@ -104,9 +104,10 @@ def _not_needed(tree: Path, capability: str, patches: Sequence[Patch]) -> list[R
     return [Result(patch.id, patch.revision, Outcome.NOT_NEEDED, reason, {}) for patch in patches]
 
 
-def _read(tree: Path, patches: Sequence[Patch]) -> list[tuple[Patch, dict[str, File]]]:
+def _read(tree: Path, patches: Sequence[Patch], *, fit: bool = True) -> list[tuple[Patch, dict[str, File]]]:
+    """Without `fit` nothing is applied, and `patched` is the pristine content."""
     _hold_vllm(tree)
-    return [(patch, {edit.target: _file(tree, patch, edit) for edit in patch.edits}) for patch in patches]
+    return [(patch, {edit.target: _file(tree, patch, edit, fit) for edit in patch.edits}) for patch in patches]
 
 
 def _hold_vllm(tree: Path) -> None:
@@ -117,7 +118,7 @@ def _hold_vllm(tree: Path) -> None:
         )  # fmt: skip
 
 
-def _file(tree: Path, patch: Patch, edit: Edit) -> File:
+def _file(tree: Path, patch: Patch, edit: Edit, fit: bool) -> File:
     path = tree / edit.target
     if not path.is_file():
         raise _conflict(patch, path, "the file to patch is missing", "", "")
@@ -126,6 +127,8 @@ def _file(tree: Path, patch: Patch, edit: Edit) -> File:
     try:
         text = decoded(found)
         pristine = text if marked_revision(text, patch) is None else revert(text, patch)
+        if not fit:
+            return File(path, found, pristine.encode(), pristine.encode())
         if expected and sha256(pristine.encode()) != expected:
             raise Conflict("it is neither what the wheel installed nor that with the patch")
         return File(path, found, pristine.encode(), apply(pristine, patch, edit).encode())

@@ -127,6 +127,14 @@ def test_a_file_that_the_wheel_did_not_install_is_a_conflict(tree: Path) -> None
         apply_all(tree, "7.5")
 
 
+def test_a_patch_comes_out_where_it_would_not_fit_anymore(tree: Path) -> None:
+    apply_all(tree, "7.5")
+    path = tree / ATTENTION
+    path.write_text(path.read_text().replace("_get_tile_size", "_pick_tile"))
+    assert outcome(revert_all(tree)) == [Outcome.REVERTED]
+    assert path.read_text() == SOURCE.replace("_get_tile_size", "_pick_tile")
+
+
 def test_patches_are_applied_as_a_set(tree: Path) -> None:
     impossible = replace(TILE_CLAMP, id="other", edits=(replace(TILE_CLAMP.edits[0], target=OTHER),))
     before = contents(tree)
