@@ -1,34 +1,34 @@
 """Triton compilers on this machine, for programs that need torch and a given Triton and no GPU.
 
-Kept in the cache: one environment holds torch's CPU build, and one small environment for each Triton reads torch from
-it. Packages come from the indexes that pip is configured with; uv compares each file with the digest its index gives.
+One environment holds torch's CPU build, and a small one for each Triton reads torch from it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from fleet import host_code  # noqa: F401  (before what it makes importable)
+from fleet.environments import NotThere, environment, site_packages
 from fleet.errors import ExitCode, FleetError
-from fleet.paths import cache_dir
 from fleet.steps import Steps
-
-from ansible.module_utils import host_pip_config  # isort: skip
 
 # What vLLM 0.27 to 0.32 pin; every Triton from 3.6.0 to 3.8.0 compiles vLLM's kernels beside it.
 TORCH = "2.13.0"
-# An index that carries torch's CPU build, where those of pip's configuration do not.
+# Names an index that carries torch's CPU build, where those of pip's configuration do not.
 TORCH_INDEX = "VLLM_FLEET_TORCH_INDEX"
-# Measured on x86_64, Python 3.11: torch with numpy 0.85 GB, Triton 3.8.0 0.94 GB; uv unpacks what it has downloaded.
+# Measured on x86_64, Python 3.11: torch with numpy 0.85 GB, Triton 3.8.0 0.94 GB; the rest is the download's.
 _TORCH_BYTES, _TRITON_BYTES = 1_300_000_000, 1_300_000_000
+# The Triton that a torch requires on Linux with CUDA, from the metadata of its wheels on the package index.
+TRITON_OF_TORCH = {
+    "2.11.0": "3.6.0",
+    "2.12.0": "3.7.0",
+    "2.12.1": "3.7.1",
+    "2.13.0": "3.7.1",
+    "2.14.0": "3.8.0",
+    "2.14.1": "3.8.0",
+}
 
 
 def python_with(triton: str, steps: Steps) -> Path:
@@ -36,100 +36,33 @@ def python_with(triton: str, steps: Steps) -> Path:
 
     Raises FleetError: refused where an index does not give them or the disk has no room, 2 where no such Triton is.
     """
+    mend = f"{sys.executable} -m pip index versions triton (names those that are)"
     if not re.fullmatch(r"\d+\.\d+\.\d+", triton):
         raise FleetError(
             f"Triton {triton!r} is no version, and major.minor.patch is wanted",
-            where=f"--triton {triton}", mend=_names_those_that_are(), who="compilers",
+            where=f"--triton {triton}", mend=mend, who="patch",
         )  # fmt: skip
-    home = cache_dir() / "compilers"
-    home.mkdir(exist_ok=True)
-    kind = sys.implementation.cache_tag
-    with _locked(home):
-        torch = home / f"torch-{TORCH}-{kind}"
-        if not torch.is_dir():
-            with steps.step(f"torch {TORCH}, CPU build"):
-                _make(torch, [f"torch=={TORCH}+cpu", "numpy"], _TORCH_BYTES)
-        environment = home / f"triton-{triton}-{kind}"
-        if not environment.is_dir():
-            with steps.step(f"Triton {triton}"):
-                _make(environment, ["--no-deps", f"triton=={triton}"], _TRITON_BYTES, beside=torch)
-    return _python(environment)
-
-
-def _make(environment: Path, requirements: list[str], room_bytes: int, beside: Path | None = None) -> None:
-    """An environment with these packages, put in its place when it is whole."""
-    free = shutil.disk_usage(environment.parent).free
-    if free < room_bytes:
-        raise FleetError(
-            f"{free:,} bytes free for {requirements[-1]}, and {room_bytes:,} are wanted",
-            where=str(environment.parent), mend="make room there, or set XDG_CACHE_HOME to a folder on a larger disk",
-            code=ExitCode.REFUSED, who="compilers",
-        )  # fmt: skip
-    part = environment.with_name(f".{environment.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    torch = _torch(steps)
     try:
-        _uv(["venv", "-q", "--python", sys.executable, str(part)], requirements)
-        _uv(["pip", "install", "-q", "--python", str(_python(part)), *_indexes(), *requirements], requirements)
-        if beside:
-            (_site_packages(part) / "torch.pth").write_text(f"{_site_packages(beside)}\n")
-        part.rename(environment)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _uv(argv: list[str], requirements: list[str]) -> None:
-    """Runs the project's uv; nothing is left in its own cache."""
-    config = host_pip_config.read(sys.executable)
-    more = {"UV_HTTP_TIMEOUT": "180", "UV_NO_CACHE": "1", "TMPDIR": str(cache_dir() / "compilers")}
-    if "cert" in config:
-        more["SSL_CERT_FILE"] = config["cert"][-1]
-    uv = Path(sys.executable).with_name("uv")
-    done = subprocess.run([uv, *argv], env={**os.environ, **more}, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return
-    wanted, words = requirements[-1], " ".join(done.stderr.split())[-600:]
-    if "No solution found" not in done.stderr:
-        raise FleetError(
-            f"{wanted} could not be installed: {words}",
-            where="the package indexes of pip's configuration",
-            mend="set PIP_INDEX_URL to a package index that can be reached (pip config list shows what is set)",
-            code=ExitCode.REFUSED, who="compilers",
+        return environment(
+            f"triton-{triton}", f"Triton {triton}", ["--no-deps", f"triton=={triton}"], _TRITON_BYTES, steps,
+            beside=site_packages(torch),
         )  # fmt: skip
-    if wanted.startswith("triton"):
+    except NotThere as missing:
         raise FleetError(
-            f"no {wanted} for this Python on the configured indexes: {words}",
-            where=f"--triton {wanted.removeprefix('triton==')}",
-            mend=_names_those_that_are(), who="compilers",
-        )  # fmt: skip
-    raise FleetError(
-        f"no CPU build torch=={TORCH} for this Python on the configured indexes: {words}",
-        where=TORCH_INDEX, mend=f"set {TORCH_INDEX} to the address of an index that carries torch's CPU builds",
-        code=ExitCode.REFUSED, who="compilers",
-    )  # fmt: skip
+            f"no Triton {triton} for this Python on the package indexes: {missing}",
+            where=f"--triton {triton}", mend=mend, who="patch",
+        ) from missing  # fmt: skip
 
 
-def _names_those_that_are() -> str:
-    return f"{sys.executable} -m pip index versions triton (names those that are)"
-
-
-def _indexes() -> list[str]:
-    """Where packages come from, in uv's words."""
-    words: list[str] = host_pip_config.for_uv(sys.executable)
-    torch_index = os.environ.get(TORCH_INDEX)
-    return [*words, "--index", torch_index] if torch_index else words
-
-
-def _python(environment: Path) -> Path:
-    return environment / "bin" / "python"
-
-
-def _site_packages(environment: Path) -> Path:
-    return next(environment.glob("lib/python3.*/site-packages"))
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """One maker at a time; a second one waits and finds the work done."""
-    with (home / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _torch(steps: Steps) -> Path:
+    index = os.environ.get(TORCH_INDEX)
+    packages = [*(["--index", index] if index else []), f"torch=={TORCH}+cpu", "numpy"]
+    try:
+        return environment(f"torch-{TORCH}", f"torch {TORCH}, CPU build", packages, _TORCH_BYTES, steps)
+    except NotThere as missing:
+        raise FleetError(
+            f"no CPU build of torch {TORCH} for this Python on the package indexes: {missing}",
+            where=TORCH_INDEX, mend=f"set {TORCH_INDEX} to the address of an index that carries torch's CPU builds",
+            code=ExitCode.REFUSED, who="patch",
+        ) from missing  # fmt: skip
