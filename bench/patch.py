@@ -136,7 +136,7 @@ def _no_verdicts() -> Iterator[None]:
     real, before = cache_dir(), os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        for name in ("environments", "vllm"):
+        for name in ("tools", "vllm"):
             (cache_dir() / name).symlink_to(real / name)
         try:
             yield

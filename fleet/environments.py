@@ -44,7 +44,7 @@ def environment(
         FleetError: refused where the disk has no room or an index cannot be reached.
         NotThere: no such package for this Python.
     """
-    home = cache_dir() / "environments"
+    home = cache_dir() / "tools"
     home.mkdir(exist_ok=True)
     made = home / f"{name}-{sys.implementation.cache_tag}"
     with locked(home):
@@ -121,7 +121,7 @@ def _make(made: Path, what: str, packages: Sequence[str], room_bytes: int, besid
 def _uv(argv: list[str], what: str) -> None:
     """Runs the project's uv; nothing is left in its own cache."""
     config = host_pip_config.read(sys.executable)
-    more = {"UV_HTTP_TIMEOUT": "180", "UV_NO_CACHE": "1", "TMPDIR": str(cache_dir() / "environments")}
+    more = {"UV_HTTP_TIMEOUT": "180", "UV_NO_CACHE": "1", "TMPDIR": str(cache_dir() / "tools")}
     if "cert" in config:
         more["SSL_CERT_FILE"] = config["cert"][-1]
     uv = Path(sys.executable).with_name("uv")
