@@ -85,7 +85,15 @@ def patches(shapes: Sequence[Shape]) -> tuple[Patch, ...]:
             removal="upstream's own shapes fit: compile_check.py says so of the pristine files",
             since="0.26.0",
             shown_on=(
-                "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
+                "0.26.0",
+                "0.27.0",
+                "0.27.1",
+                "0.28.0",
+                "0.29.0",
+                "0.30.0",
+                "0.31.0",
+                "0.32.0",
+                "0.33.0",
             ),
             verify="compile_check.py",
             edits=(
