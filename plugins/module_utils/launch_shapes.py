@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,32 +27,56 @@ class Shape:
     shared: int
 
 
+def shapes_for(
+    figures: Mapping[str, Any], capability: str, limit_bytes: int, measured: Mapping[str, Any] | None = None
+) -> tuple[list[Shape], str]:
+    """The shapes to use and where they come from, in words.
+
+    Args:
+        figures: `launch_shapes.json`: per capability the report of `shape_search.py`.
+        capability: of the GPU.
+        limit_bytes: its opt-in shared memory per block.
+        measured: report of `shape_search.py` from the host itself, taken where it is of this capability and timed.
+    """
+    own = measured or {}
+    if own.get("lowered_for") == capability and any(row["us"] for row in own.get("shapes", ())):
+        return chosen(own["shapes"], limit_bytes), f"launch shapes timed on this host's {own['gpu']}"
+    known = figures.get("capabilities", {}).get(capability)
+    if not known:
+        return [], f"no launch shape was searched for capability {capability}: upstream's own, with narrower tiles"
+    source = f"launch shapes timed on an {known['gpu']} with code lowered for {capability}, not on such a card"
+    return chosen(known["shapes"], limit_bytes), source
+
+
 def chosen(candidates: Sequence[Mapping[str, Any]], limit_bytes: int) -> list[Shape]:
     """The shapes to use, best first for each phase, head size and type.
 
     Args:
-        candidates: rows of `launch_shapes.json` or of a host's own measurement: `phase`, `head_size` (a power of 2),
-            `dtype`, `block_m`, `tile`, `warps`, `shared_bytes` and `us` (median time, None where it was not timed).
+        candidates: `phase`, `head_size` (a power of 2), `dtype`, `block_m`, `tile`, `warps`, `shared_bytes`, `us`
+            (median time of each problem, empty where it was not timed) and `stock` (whether it is upstream's own).
         limit_bytes: opt-in shared memory per block.
 
     Returns:
-        For each number of rows the fastest that fits. A phase, head size and type is left out where upstream's own
-        shape fits and none saves a tenth of its time.
+        For each number of rows the fastest that fits and is slower than upstream's own (where that does not fit, than
+        the field report's) in no problem. A phase, head size and type is left out where none saves a tenth of its time.
     """
     groups: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
     for row in candidates:
-        if row["us"] is not None and row["shared_bytes"] <= limit_bytes:
+        if row["us"] and row["shared_bytes"] <= limit_bytes:
             groups.setdefault((row["phase"], row["head_size"], _ELEMENT_BYTES[row["dtype"]]), []).append(row)
     found = []
     for (phase, head, size), rows in sorted(groups.items()):
-        best = {rows_of: min(same, key=_us) for rows_of, same in _by_rows(rows).items()}
-        reported = next((row for row in rows if _shape(row) == REPORTED), None)
-        stock = next((row for row in rows if row.get("stock")), reported)
-        if stock is None or min(map(_us, best.values())) > (1 - _LEAST_GAIN) * _us(stock):
+        known = [row for row in rows if row["stock"]] or [row for row in rows if _shape(row) == REPORTED]
+        if not known:
             continue
-        found += [
-            Shape(phase, head, size, *_shape(row), int(row["shared_bytes"])) for row in sorted(best.values(), key=_us)
-        ]
+        cost = {_shape(row): _cost(row, known[0]) for row in rows}
+        best = {}
+        for row in sorted(rows, key=lambda row: cost[_shape(row)]):
+            best.setdefault(row["block_m"], row)
+        if min(cost.values()) > 1 - _LEAST_GAIN:
+            continue
+        order = sorted(best.values(), key=lambda row: cost[_shape(row)])
+        found += [Shape(phase, head, size, *_shape(row), int(row["shared_bytes"])) for row in order]
     return found
 
 
@@ -64,16 +89,12 @@ def table(shapes: Sequence[Shape]) -> dict[tuple[str, int, int], tuple[tuple[int
     return found
 
 
-def _us(row: Mapping[str, Any]) -> float:
-    return float(row["us"])
+def _cost(row: Mapping[str, Any], known: Mapping[str, Any]) -> float:
+    """Time as a share of the known shape's: the mean over the problems, but the worst where one is slower."""
+    shares = [row["us"][problem] / known["us"][problem] for problem in known["us"]]
+    worst = max(shares)
+    return worst if worst > 1 else math.prod(shares) ** (1 / len(shares))
 
 
 def _shape(row: Mapping[str, Any]) -> tuple[int, int, int]:
     return (int(row["block_m"]), int(row["tile"]), int(row["warps"]))
-
-
-def _by_rows(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(int(row["block_m"]), []).append(row)
-    return found
