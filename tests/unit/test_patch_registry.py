@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible.module_utils.launch_shapes import origin, shapes_for
+from ansible.module_utils.launch_shapes import Shape, origin, shapes_for
 from ansible.module_utils.patch_engine import apply
 from ansible.module_utils.patch_registry import ATTENTION, FLEX, patches
 
@@ -60,6 +60,17 @@ def test_a_block_holds_all_query_heads_of_a_kv_head(queries: int, group: int, ro
 def test_more_heads_than_a_shape_was_found_for_are_clamped() -> None:
     found = launches(PATCHED, *TURING, 512, group=32)
     assert (found["rows"], found["warps"], found["prefill"]) == (32, None, 16)
+
+
+def test_the_reduction_has_the_tile_of_the_attention() -> None:
+    [wide_tile] = patches([Shape((7, 5), "decode", 256, 2, 8, 32, 4, 40960)])
+    source = apply(SOURCE, wide_tile, ATTENTION)
+    assert tiles(source, *TURING, 256, queries=1) == {"prefill": 32, "reduce": 32}
+
+
+def test_a_shape_that_asks_for_more_than_the_device_has_is_not_taken() -> None:
+    assert launches(PATCHED, (7, 5), 65535, 512, group=16)["warps"] is None
+    assert launches(PATCHED, (7, 5), 65536, 512, group=16)["warps"] == 4
 
 
 def test_the_shapes_are_those_of_their_capability_alone() -> None:
