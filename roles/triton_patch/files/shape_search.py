@@ -136,7 +136,8 @@ def _compiled(job: tuple[int, str, Shape]) -> dict[str, Any] | None:
 
 def _only(head: int, phase: str, shape: Shape, torch: Any, dtype: str) -> dict[Any, Any]:
     """A table that holds this shape alone; that it asks for nothing lets it be tried whatever it asks for."""
-    return {(phase, head, getattr(torch, dtype).itemsize): ((*shape, 0),)}
+    major, minor = (int(part) for part in _held["request"]["capability"].split("."))
+    return {((major, minor), phase, head, getattr(torch, dtype).itemsize): ((*shape, 0),)}
 
 
 def _code_with_stages(stages: int) -> str:
@@ -174,9 +175,9 @@ def _prepare_gpu(request: dict[str, Any]) -> None:
     import torch
 
     properties = torch.cuda.get_device_properties
-    capability = tuple(int(part) for part in request["capability"].split("."))
+    major, minor = (int(part) for part in request["capability"].split("."))
     module = compile_check.load(
-        Path(request["site_packages"]), Path(request["source"]), capability, request["limit_bytes"]
+        Path(request["site_packages"]), Path(request["source"]), (major, minor), request["limit_bytes"]
     )
     told, torch.cuda.get_device_properties = torch.cuda.get_device_properties, properties
     module.torch = Torch(torch, told)
