@@ -110,28 +110,22 @@ def model_shape(model: Path) -> dict[str, Any]:
 def check(asked: Asked, steps: Steps) -> Verdict:
     """Compiles the files as they are and patched, side by side; what was compiled before is not compiled again.
 
-    Raises FleetError: refused where the files carry a damaged patch or the compiler comes to no verdict.
+    Raises FleetError: refused where the compiler comes to no verdict.
     """
     if asked.capability not in LIMITS:
         return Verdict(asked, Fit.NOT_NEEDED, f"capability {asked.capability} is 8.0 or above")
-    conflict, contents = None, {}
-    with tempfile.TemporaryDirectory() as folder:
-        copy = _copied(asked.tree.path, Path(folder))
-        revert_all(copy)
-        contents["stock"] = _contents(copy)
-        try:
-            apply_all(copy, asked.capability)
-            contents["patched"] = _contents(copy)
-        except FleetError as refused:
-            conflict = refused
-    reports = _reports(asked, contents, steps)
-    stock = reports["stock"]
+    contents, conflict = _versions(asked)
+    try:
+        reports = _reports(asked, contents, steps)
+    except FleetError:
+        if conflict is None:
+            raise
+        reports = {}
+    stock = reports.get("stock", {"torch": "", "launches": [], "fits": False})
     torch, launches = stock["torch"], stock["launches"]
     if stock["fits"]:
         return Verdict(asked, Fit.NOT_NEEDED, "upstream's own kernels fit, by the compiler", torch, launches)
     if conflict:
-        # The copy's place says nothing to the reader.
-        conflict.where = conflict.where.replace(str(copy), str(asked.tree.path))
         return Verdict(asked, Fit.CONFLICT, conflict.what, torch, launches, error=conflict)
     patched = reports["patched"]
     if patched["fits"]:
@@ -139,6 +133,23 @@ def check(asked: Asked, steps: Steps) -> Verdict:
         return Verdict(asked, Fit.FITS_PATCHED, reason, torch, launches, patched["launches"])
     error = _does_not_fit(asked, patched)
     return Verdict(asked, Fit.DOES_NOT_FIT, error.what, torch, launches, patched["launches"], error)
+
+
+def _versions(asked: Asked) -> tuple[dict[str, dict[str, bytes]], FleetError | None]:
+    """The files as upstream has them (`stock`) and `patched`, as far as they can be had, and the conflict if any."""
+    contents = {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copied(asked.tree.path, Path(folder))
+        try:
+            revert_all(copy)
+            contents["stock"] = _contents(copy)
+            apply_all(copy, asked.capability)
+            contents["patched"] = _contents(copy)
+        except FleetError as conflict:
+            # The copy's place says nothing to the reader.
+            conflict.where = conflict.where.replace(str(copy), str(asked.tree.path))
+            return contents, conflict
+    return contents, None
 
 
 def _triton_of(tree: Tree) -> str:
@@ -152,8 +163,8 @@ def _triton_of(tree: Tree) -> str:
     return TRITON_OF_TORCH[pin]
 
 
-def _copied(tree: Path, folder: Path) -> Path:
-    """The files that a patch may touch, and the record of what a wheel installed, in a folder of their own."""
+def copied(tree: Path, folder: Path) -> Path:
+    """The files that a patch may touch, and the record of what a wheel installed, in an empty folder; returns it."""
     targets = {target for patch in PATCHES for target in patch.targets}
     records = {str(path.relative_to(tree)) for path in tree.glob("vllm*.dist-info/RECORD")}
     (folder / "vllm").mkdir()

@@ -13,6 +13,7 @@ from rich.text import Text
 from fleet.errors import ExitCode
 from fleet.options import AsJson, Yes, errors
 from fleet.patch_check import Verdict, asked, check
+from fleet.patch_export import export
 from fleet.patch_trees import Outcome, Result, apply_all, revert_all, status_of
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
@@ -75,6 +76,21 @@ def check_fit(
         _show_verdict(verdict)
     if verdict.error:
         raise verdict.error
+
+
+@app.command("export")
+def export_mail(
+    vllm: Vllm,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; standard output if none.")] = None,
+    yes: Yes = False,
+) -> None:
+    """Write the patch of a vLLM version, with its test, as a mail that git am takes."""
+    del yes
+    mail = export(tree_of(vllm, Steps(terminal(stderr=True), Durations(), "patch")))
+    if out:
+        out.write_text(mail)
+    else:
+        print(mail, end="")
 
 
 def _show_verdict(verdict: Verdict) -> None:
