@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def environment(
         FleetError: refused where the disk has no room or an index cannot be reached.
         NotThere: no such package for this Python.
     """
-    home = cache_dir() / "environments"
+    home = cache_dir() / "tools"
     home.mkdir(exist_ok=True)
     made = home / f"{name}-{sys.implementation.cache_tag}"
     with locked(home):
@@ -56,6 +57,29 @@ def environment(
 def site_packages(python: Path) -> Path:
     """The package folder of an environment's Python."""
     return next(python.parent.parent.glob("lib/python3.*/site-packages"))
+
+
+def on_index(distribution: str, *words: str) -> list[str]:
+    """The releases of a distribution on the package indexes, newest first, as pip tells them; `words` are for pip.
+
+    Raises FleetError: refused where no index tells any.
+    """
+    argv = [sys.executable, "-m", "pip", "index", "versions", distribution, *words]
+    argv += ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    told = re.search(r"^Available versions: (.*)$", done.stdout, re.M)
+    if not told:
+        raise out_of_reach(f"the package index tells no version of {distribution}: {_short(done.stderr)}")
+    return told[1].split(", ")
+
+
+def out_of_reach(what: str) -> FleetError:
+    """What is wrong with the package indexes, in the house form."""
+    return FleetError(
+        what, where="the package indexes of pip's configuration",
+        mend="set PIP_INDEX_URL to a package index that can be reached (pip config list shows what is set)",
+        code=ExitCode.REFUSED,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -97,18 +121,16 @@ def _make(made: Path, what: str, packages: Sequence[str], room_bytes: int, besid
 def _uv(argv: list[str], what: str) -> None:
     """Runs the project's uv; nothing is left in its own cache."""
     config = host_pip_config.read(sys.executable)
-    more = {"UV_HTTP_TIMEOUT": "180", "UV_NO_CACHE": "1", "TMPDIR": str(cache_dir() / "environments")}
+    more = {"UV_HTTP_TIMEOUT": "180", "UV_NO_CACHE": "1", "TMPDIR": str(cache_dir() / "tools")}
     if "cert" in config:
         more["SSL_CERT_FILE"] = config["cert"][-1]
     uv = Path(sys.executable).with_name("uv")
     done = subprocess.run([uv, *argv], env={**os.environ, **more}, capture_output=True, text=True, check=False)
-    words = " ".join(done.stderr.split())[-600:]
     if done.returncode and "No solution found" in done.stderr:
-        raise NotThere(words)
+        raise NotThere(_short(done.stderr))
     if done.returncode:
-        raise FleetError(
-            f"{what} could not be installed: {words}",
-            where="the package indexes of pip's configuration",
-            mend="set PIP_INDEX_URL to a package index that can be reached (pip config list shows what is set)",
-            code=ExitCode.REFUSED,
-        )  # fmt: skip
+        raise out_of_reach(f"{what} could not be installed: {_short(done.stderr)}")
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[-600:]

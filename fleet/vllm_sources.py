@@ -15,8 +15,8 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from fleet.environments import NotThere, check_room, environment, locked, site_packages
-from fleet.errors import ExitCode, FleetError
+from fleet.environments import NotThere, check_room, environment, locked, on_index, out_of_reach, site_packages
+from fleet.errors import FleetError
 from fleet.paths import PROJECT, cache_dir
 from fleet.steps import Steps
 
@@ -75,13 +75,8 @@ def versions() -> list[str]:
 
     Raises FleetError: refused where no index answers.
     """
-    argv = [sys.executable, "-m", "pip", "index", "versions", "vllm", "--no-binary", "vllm", "--ignore-requires-python"]
-    argv += ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    told = re.search(r"^Available versions: (.*)$", done.stdout, re.M)
-    if not told:
-        raise _refused(f"the package index tells no version of vllm: {' '.join(done.stderr.split())[-400:]}")
-    found = [version for version in told[1].split(", ") if Version(version) >= Version(FIRST_BELOW_8)]
+    told = on_index("vllm", "--no-binary", "vllm", "--ignore-requires-python")
+    found = [version for version in told if Version(version) >= Version(FIRST_BELOW_8)]
     return sorted(found, key=Version)
 
 
@@ -122,14 +117,16 @@ def _fetch(client: Path, version: str, tree: Path) -> None:
         argv = [str(client), str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-            raise _refused(f"the sdist of vLLM {version} could not be fetched: {last}")
+            words = " ".join(done.stderr.split())[-300:]
+            raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {words}")
         with tarfile.open(archive) as tar:
             tar.extractall(part, [member for member in tar if _KEPT.fullmatch(member.name)], filter="data")
         archive.unlink()
         [unpacked] = part.iterdir()
         if _told_version(unpacked) != version:
-            raise _refused(f"the sdist says version {_told_version(unpacked) or 'nothing'}, and {version} is wanted")
+            raise out_of_reach(
+                f"the sdist says version {_told_version(unpacked) or 'nothing'}, and {version} is wanted"
+            )
         unpacked.rename(tree)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -143,7 +140,7 @@ def _index_client(steps: Steps) -> Path:
     try:
         return environment(name, "index client", ["--no-deps", "-r", str(lock)], _CLIENT_BYTES, steps, beside=own)
     except NotThere as missing:
-        raise _refused(f"the package index does not have the index client: {missing}") from missing
+        raise out_of_reach(f"the package index does not have the index client: {missing}") from missing
 
 
 def _told_version(tree: Path) -> str:
@@ -165,12 +162,4 @@ def _no_such(version: str, why: str) -> FleetError:
     return FleetError(
         f"vLLM {version} {why}; there are {', '.join(versions())}",
         where=f"--vllm {version}", mend="give one of these, or newest", who="patch",
-    )  # fmt: skip
-
-
-def _refused(what: str) -> FleetError:
-    return FleetError(
-        what, where="the package indexes of pip's configuration",
-        mend="set PIP_INDEX_URL to a package index that can be reached (pip config list shows what is set)",
-        code=ExitCode.REFUSED, who="patch",
     )  # fmt: skip

@@ -94,6 +94,16 @@ def faults(patches: Iterable[Patch]) -> list[str]:
     return found
 
 
+def too_old(version: str, patch: Patch) -> bool:
+    """Whether a version (`0.27.2rc0+cu130`; empty for not known) comes before the first that the patch is for."""
+    release = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return release is not None and _numbers(release[1]) < _numbers(patch.since)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
 def decoded(content: bytes) -> str:
     """The text of a source; raises Conflict where it is not UTF-8."""
     try:
@@ -163,7 +173,7 @@ def _last_assignment(function: ast.FunctionDef, edit: Edit) -> int:
         origins = [s for s in body if _is_assignment(s, name, edit.from_call)]
         if len(origins) != 1:
             raise Conflict(f"{name} = {call} stands {len(origins)} times, and once is wanted")
-    after = max(index for index, statement in enumerate(body) if _assigns(statement, edit.names))
+    after: int = max(index for index, statement in enumerate(body) if _assigns(statement, edit.names))
     arguments = function.args
     known = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     _know(edit, known | {name for statement in body[: after + 1] for name in _bound(statement)}, edit.names[0])

@@ -9,11 +9,13 @@ from ansible.module_utils.patch_engine import Edit, Patch
 
 ATTENTION = "vllm/v1/attention/ops/triton_unified_attention.py"
 FLEX = "vllm/v1/attention/backends/flex_attention.py"
+# Every version on the package index from the first on whose sources were read.
+_SHOWN_ON = ("0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 
 # Below 8.0 Triton stages operands as float32 whatever their type, hence 4 bytes; the compiler has the last word. A
 # device that does not tell its limit gets the smallest tile. 8-bit types need a tile of 32.
 _FUNCTIONS = '''\
-# (phase, head size, bytes of an element): launch shapes (BLOCK_M, tile, warps, shared bytes), best first.
+# (capability, phase, head size, bytes of an element): launch shapes (BLOCK_M, tile, warps, shared bytes), best first.
 _FLEET_SHAPES = {{
 {rows}
 }}
@@ -32,8 +34,10 @@ def _fleet_shape(q, head_size, queries_per_kv, max_seqlen_q):
     limit = _fleet_limit(q.device)
     if limit is None:
         return None
+    major, minor = current_platform.get_device_capability()
     phase = "decode" if max_seqlen_q == 1 else "prefill"
-    for *shape, shared in _FLEET_SHAPES.get((phase, triton.next_power_of_2(head_size), q.element_size()), ()):
+    key = ((major, minor), phase, triton.next_power_of_2(head_size), q.element_size())
+    for *shape, shared in _FLEET_SHAPES.get(key, ()):
         if shape[0] >= queries_per_kv and shared <= limit:
             return shape
     return None
@@ -84,9 +88,7 @@ def patches(shapes: Sequence[Shape]) -> tuple[Patch, ...]:
             links=("vllm#57712", "vllm#38918", "vllm#36802", "vllm#39018"),
             removal="upstream's own shapes fit: compile_check.py says so of the pristine files",
             since="0.26.0",
-            shown_on=(
-                "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
-            ),
+            shown_on=_SHOWN_ON,
             verify="compile_check.py",
             edits=(
                 Edit(

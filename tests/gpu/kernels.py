@@ -79,7 +79,7 @@ def in_process(tree: Path, more: dict[str, str]) -> list[dict[str, Any]]:
 def measured(tree: Path) -> list[dict[str, Any]]:
     """Error, median time (µs) and shared memory (bytes) of every head size and phase."""
     properties = torch.cuda.get_device_properties
-    module = compile_check.load(tree, tree / compile_check._ATTENTION, (7, 5), _TURING_LIMIT)
+    module = compile_check.load(tree, tree / compile_check.ATTENTION, (7, 5), _TURING_LIMIT)
     asked_by_host_code, torch.cuda.get_device_properties = torch.cuda.get_device_properties, properties
     module.torch = Torch(asked_by_host_code)
     shared: list[int] = []
