@@ -58,7 +58,11 @@ def test_a_version_is_fetched_once_and_only_its_kernels_are_kept(index: Index, s
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [("0.25.1", "is older than 0.26.0, the oldest that was patched"), ("0.99.0", "is not on the package index"), ("0.27.x", "is no version")],
+    [
+        ("0.25.1", "is older than 0.26.0, the oldest that was patched"),
+        ("0.99.0", "is not on the package index"),
+        ("0.27.x", "is no version"),
+    ],
 )
 def test_another_version_is_refused_with_those_that_are(index: Index, steps: Steps, asked: str, words: str) -> None:
     with pytest.raises(FleetError, match=f"vLLM {asked} {words}; there are 0.26.0, 0.27.1") as error:
@@ -75,6 +79,14 @@ def test_a_file_with_another_digest_or_version_is_refused_and_not_kept(index: In
             tree_of(version, steps)
         assert error.value.code is ExitCode.REFUSED
     assert [path.name for path in (cache_dir() / "vllm").iterdir()] == ["lock"]
+
+
+def test_an_index_that_tells_digests_as_json(index: Index, steps: Steps) -> None:
+    index.add("vllm", "vllm-0.28.0.tar.gz", sdist("0.28.0", FILES), digest="0" * 64)
+    with index.as_json():
+        assert tree_of("0.27.1", steps).torch_pin() == "2.13.0"
+        with pytest.raises(FleetError, match=r"Hash mismatch .* Expected\(sha256\): 0000"):
+            tree_of("0.28.0", steps)
 
 
 def test_a_folder_is_taken_as_it_is(steps: Steps, tmp_path: Path) -> None:
