@@ -164,14 +164,14 @@ def _triton_of(tree: Tree) -> str:
 
 
 def copied(tree: Path, folder: Path) -> Path:
-    """The files that a patch may touch, and the record of what a wheel installed, in an empty folder; returns it."""
-    targets = {target for patch in PATCHES for target in patch.targets}
-    records = {str(path.relative_to(tree)) for path in tree.glob("vllm*.dist-info/RECORD")}
+    """The files that a patch may touch, and what tells of the whole, in an empty folder; returns it."""
+    targets = {tree / target for patch in PATCHES for target in patch.targets}
     (folder / "vllm").mkdir()
-    for name in sorted(targets | records):
-        if (tree / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(tree / name, folder / name)
+    for path in (*targets, *tree.glob("vllm*.dist-info/*"), tree / "PKG-INFO"):
+        if path.is_file():
+            copy = folder / path.relative_to(tree)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
     return folder
 
 
