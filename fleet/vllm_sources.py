@@ -117,8 +117,8 @@ def _fetch(client: Path, version: str, tree: Path) -> None:
         argv = [str(client), str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-            raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {last}")
+            words = " ".join(done.stderr.split())[-300:]
+            raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {words}")
         with tarfile.open(archive) as tar:
             tar.extractall(part, [member for member in tar if _KEPT.fullmatch(member.name)], filter="data")
         archive.unlink()

@@ -84,7 +84,9 @@ def test_launches_fit_turing(monkeypatch, head_size, queries):
     shared = 4 * (first["BLOCK_M"] + first["TILE_SIZE"]) * head_size
     assert shared <= TURING[1]
     # A reduction with another tile would read segments that were not written.
-    assert [r["TILE_SIZE"] for r in reductions] == ([first["TILE_SIZE"]] if queries == 1 else [])
+    assert [r["TILE_SIZE"] for r in reductions] == (
+        [first["TILE_SIZE"]] if queries == 1 else []
+    )
 
 
 @pytest.mark.parametrize(("queries", "tile"), [(1, 16), (40, 32)])
