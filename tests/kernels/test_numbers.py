@@ -13,14 +13,13 @@ from tests.kernels.conftest import Run
 # (queries, context) of each sequence. In a chunked prefill another sequence decodes. With a tile of 16 a context of 200
 # fills 13 of 16 segments, and a reduction that takes the tile for 32 reads 7; at 300 both are right.
 _SEQUENCES = {
-    "prefill": [(35, 35), (10, 10)],
-    "chunked prefill": [(13, 75), (1, 40), (6, 200)],
+    "prefill": [(33, 33), (6, 6)],
+    "chunked prefill": [(9, 75), (1, 40), (5, 200)],
     "decode": [(1, 300), (1, 200), (1, 5)],
     "batched decode": [(1, 70), (1, 33), (1, 5)],
 }
-# (heads, KV heads): 8 and 16 query heads to a KV head fill half a block of 16 rows and all of it, 2 leave room for 8
-# queries.
-_HEADS = {(8, 1): (512, 256, 128, 64), (4, 2): (512, 256), (16, 1): (512, 256)}
+# (heads, KV heads): how many query heads share a KV head decides how many rows a block has and how many queries.
+_HEADS = {(8, 1): (512, 256, 128, 64), (4, 2): (512, 256), (16, 1): (512, 256), (32, 1): (256,)}
 _WINDOW = 24
 
 
