@@ -29,6 +29,9 @@ _MOST_STACK_BYTES = 512
 _REPORTED = (16, 16, 4)
 _ROWS, _TILES, _WARPS = (8, 16, 32, 64), (16, 32, 64), (1, 2, 4, 8)
 _STAGES = (1, 2, 3)
+# Shapes that are compiled and not timed: the narrowest for each width, type and number of rows, so that a model which
+# cannot fit is known before it is built for. 8 rows are half the fewest that upstream takes.
+_WIDTHS, _TYPES, _NARROWEST = (64, 128, 256, 512), ("float16", "float32"), [(rows, 16, 4) for rows in (8, 16, 32, 64)]
 # Sequences, queries of each, context of each. Decoding is timed long, and with many sequences at once.
 _PROBLEMS = {
     "prefill": {"prefill of 512": (1, 512, 512), "prefill of 2,048": (1, 2048, 2048)},
@@ -45,21 +48,22 @@ def main(request_path: str) -> int:
     """Compiles all, times what is worth it, prints the figures."""
     request = json.loads(Path(request_path).read_text())
     pool = multiprocessing.get_context("spawn").Pool
-    jobs = [
-        (head, phase, shape)
-        for head in request["head_sizes"]
-        for phase in _PROBLEMS
-        for shape in itertools.product(_ROWS, _TILES, _WARPS)
-        if shape[0] >= request["heads"] // request["kv_heads"]
-    ]
+    searched = itertools.product(
+        request["head_sizes"], [request["dtype"]], _PROBLEMS, itertools.product(_ROWS, _TILES, _WARPS)
+    )
+    jobs = list(dict.fromkeys([*searched, *itertools.product(_WIDTHS, _TYPES, _PROBLEMS, _NARROWEST)]))
     with pool(os.cpu_count(), _prepare, (request,)) as workers:
         found = [row for row in workers.map(_compiled, jobs, chunksize=1) if row]
         stages_matter = len(set(workers.map(_code_with_stages, _STAGES))) > 1
     result = {key: request[key] for key in ("vllm",)} | {"lowered_for": request["capability"]} | _versions()
     if request["time"]:
+        timed = (request["head_sizes"], request["dtype"])
         if request["lowered"]:
             os.environ["TRITON_OVERRIDE_ARCH"] = f"sm{request['capability'].replace('.', '')}"
-        worth = [row for row in found if _worth_timing(row, request["limit_bytes"])]
+        worth = [
+            row for row in found
+            if row["head_size"] in timed[0] and row["dtype"] == timed[1] and _worth_timing(row, request["limit_bytes"])
+        ]  # fmt: skip
         # All are compiled by many processes into Triton's cache, then timed by one.
         with pool(os.cpu_count(), _prepare_gpu, (request,)) as workers:
             workers.map(_launched, worth, chunksize=1)
@@ -107,10 +111,10 @@ def _prepare(request: dict[str, Any]) -> None:
     _held.update(request=request, module=module, launches=launches, check=compile_check)
 
 
-def _compiled(job: tuple[int, str, Shape]) -> dict[str, Any] | None:
+def _compiled(job: tuple[int, str, str, Shape]) -> dict[str, Any] | None:
     """The compiler's figures of one shape, None where it does not compile."""
-    head, phase, shape = job
-    module, launches, request = _held["module"], _held["launches"], _held["request"]
+    head, dtype, phase, shape = job
+    module, launches, request = _held["module"], _held["launches"], {**_held["request"], "dtype": job[1]}
     layer = {"head_size": head, "heads": request["heads"], "kv_heads": request["kv_heads"], "sliding_window": 0}
 
     def launched(table: dict[Any, Any]) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def _compiled(job: tuple[int, str, Shape]) -> dict[str, Any] | None:
         return dict(launches[0])
 
     try:
-        row = launched(_only(head, phase, shape, module.torch, request["dtype"]))
+        row = launched(_only(head, phase, shape, module.torch, dtype))
     except Exception as error:
         # A shape that the compiler refuses is no candidate; whatever else is wrong shows on all of them.
         print(f"{job}: {type(error).__name__}", file=sys.stderr)
@@ -128,7 +132,7 @@ def _compiled(job: tuple[int, str, Shape]) -> dict[str, Any] | None:
     if _shape(row) != shape:
         return None
     return {
-        "head_size": head, "dtype": request["dtype"], "phase": phase, "block_m": shape[0], "tile": shape[1],
+        "head_size": head, "dtype": dtype, "phase": phase, "block_m": shape[0], "tile": shape[1],
         "warps": shape[2], **{key: row[key] for key in ("shared_bytes", "registers", "stack_bytes")}, "us": {},
         "stock": shape == (16, 32 if phase == "prefill" else 16, 4),
     }  # fmt: skip
