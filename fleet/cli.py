@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -14,9 +12,10 @@ import typer
 
 from bench.cli import app as bench_app
 from fleet import running, summary
+from fleet.benchmark_cli import app as benchmark_app
 from fleet.errors import ExitCode, FleetError
 from fleet.execution import on_ending_signals
-from fleet.options import AsJson, Yes, errors
+from fleet.options import AsJson, Inventory, Limit, Yes, end, errors, standing
 from fleet.patch_cli import app as patch_app
 from fleet.progress import terminal
 from fleet.requests import Request, known_variables, parse_extra_vars, parse_inventories
@@ -33,11 +32,8 @@ app = typer.Typer(
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(patch_app, name="patch")
 app.add_typer(bench_app, name="bench")
+app.add_typer(benchmark_app, name="benchmark")
 
-Inventory = Annotated[
-    list[Path] | None, typer.Option("-i", "--inventory", help="Inventory; without one, the local sandbox.")
-]
-Limit = Annotated[str | None, typer.Option("--limit", help="Hosts or groups to confine the run to.")]
 _INTERRUPTED = 130
 # A disk that is full or cannot be written is the machine's, not a fault of the program.
 _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -114,7 +110,7 @@ def converge(
             world.up(Steps(console, Durations(), "sandbox"))
         ran = running.shown(request, console)
         summary.show(console, ran, {} if inventory else evidence.PARTS)
-        _end(ran, as_json=as_json)
+        end(ran, as_json=as_json)
 
 
 @app.command()
@@ -123,18 +119,37 @@ def status(inventory: Inventory = None, limit: Limit = None, as_json: AsJson = F
     del yes
     console = terminal(stderr=as_json)
     with errors(as_json=as_json):
-        if not inventory and world.read() is None:
-            raise FleetError(
-                "no sandbox is up, and no inventory is given", where="command line", mend="./runner.py sandbox up"
-            )
-        inventories = parse_inventories(inventory or [])
         request = Request(
-            playbook="playbooks/status.yml", inventories=inventories, limit=limit, command="status", stall_s=120
+            playbook="playbooks/status.yml", inventories=standing(inventory), limit=limit, command="status", stall_s=120
         )
         ran = running.shown(request, console)
         if not as_json:
             summary.show_hosts(console, ran.collected.status)
-        _end(ran, as_json=as_json)
+        end(ran, as_json=as_json)
+
+
+@app.command()
+def repatch(
+    inventory: Inventory = None,
+    limit: Limit = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing, say what would change.")] = False,
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> None:
+    """Put the kernel patch right in what is installed; only a server that runs other code is restarted."""
+    del yes
+    console = terminal(stderr=as_json)
+    with errors(as_json=as_json):
+        request = Request(
+            playbook="playbooks/repatch.yml",
+            inventories=standing(inventory),
+            limit=limit,
+            flags=("--check",) if check else (),
+            command="repatch",
+        )
+        ran = running.shown(request, console)
+        summary.show_patches(console, ran)
+        end(ran, as_json=as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -142,18 +157,6 @@ def test(context: typer.Context, yes: Yes = False) -> None:
     """Run all checks and tests; further words go to pytest instead of the whole."""
     del yes
     raise typer.Exit(whole.run(context.args, Steps(terminal(), Durations(), "test")))
-
-
-def _end(ran: running.Ran, *, as_json: bool) -> None:
-    """Prints the JSON, says what is left, and exits with the run's code."""
-    running.check(ran)
-    if as_json:
-        print(json.dumps(summary.as_json(ran), indent=1))
-    left = [name for name, tally in ran.finished.hosts.items() if tally.failed or tally.unreachable]
-    if left:
-        print(f"runner: {len(left)} of {len(ran.finished.hosts)} hosts left: {', '.join(left)}", file=sys.stderr)
-        print(f"  go on: {ran.request.again()}", file=sys.stderr)
-    raise typer.Exit(int(ran.finished.code))
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

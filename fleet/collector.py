@@ -22,11 +22,18 @@ class RoleDone:
 
 
 class Collector:
-    """What each role did, and each host's own state."""
+    """What each role did, and of each host: its own state, its patches, whether its server was started anew.
+
+    `patches` are the records of the releases whose patch did not fail, `restarted` the hosts whose server was started
+    anew (in check mode: would be), `launch_shapes` what a search on the host's own GPU found.
+    """
 
     def __init__(self) -> None:
         self.roles: dict[str, RoleDone] = {role: RoleDone() for role in ROLES}
         self.status: dict[str, dict[str, Any]] = {}
+        self.patches: dict[str, list[dict[str, Any]]] = {}
+        self.restarted: set[str] = set()
+        self.launch_shapes: dict[str, dict[str, Any]] = {}
 
     def __call__(self, event: Event) -> None:
         """Takes one event."""
@@ -34,6 +41,12 @@ class Collector:
             return
         if "vllm_status" in event.result:
             self.status[event.host] = event.result["vllm_status"]
+        if "patches" in event.result:
+            self.patches[event.host] = event.result["patches"]
+        if event.result.get("restarted"):
+            self.restarted.add(event.host)
+        if "launch_shapes" in event.result:
+            self.launch_shapes[event.host] = event.result["launch_shapes"]
         role = self.roles.get(event.role)
         if role is None or event.outcome in (Outcome.SKIPPED, Outcome.RETRY):
             return

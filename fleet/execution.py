@@ -66,7 +66,11 @@ def arguments(request: Request, private: Path) -> dict[str, Any]:
         "project_dir": str(PROJECT),
         "playbook": request.playbook,
         "inventory": [str(path) for path in request.inventories],
-        "extravars": {**request.extra_vars, "vllm_fleet_run": request.run_id},
+        "extravars": {
+            **request.extra_vars,
+            **dict.fromkeys(request.switches.values(), True),
+            "vllm_fleet_run": request.run_id,
+        },
         "limit": request.limit,
         "tags": request.tags,
         "forks": request.forks,

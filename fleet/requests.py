@@ -48,6 +48,8 @@ class Request:
     limit_s: int = 4 * 3600
     stall_s: int = 900
     command: str = "converge"
+    # The command's own switches that are given, each with the variable that it sets true.
+    switches: dict[str, str] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def stopping(self) -> Request:
@@ -56,6 +58,7 @@ class Request:
             self,
             playbook="playbooks/stop.yml",
             extra_vars={},
+            switches={},
             tags=None,
             flags=(),
             limit_s=180,
@@ -65,13 +68,13 @@ class Request:
 
     def again(self) -> str:
         """The command line that goes on with this request."""
-        words = ["./runner.py", self.command]
+        words = ["./runner.py", *self.command.split()]
         for path in self.inventories:
             if path != sandbox_inventory():
                 words += ["-i", str(path)]
         words += ["--limit", self.limit] if self.limit else []
         words += ["--tags", self.tags] if self.tags else []
-        words += self.flags
+        words += [*self.flags, *self.switches]
         words += ["--forks", str(self.forks)] if self.forks != Request.__dataclass_fields__["forks"].default else []
         for name, value in self.extra_vars.items():
             # As JSON where the bare word would be read as something else.

@@ -17,7 +17,7 @@ class RunLog:
     def __init__(self, command: str) -> None:
         folder = state_dir() / "logs"
         folder.mkdir(exist_ok=True, mode=0o700)
-        self.path: Path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}.jsonl"
+        self.path: Path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{command.replace(' ', '-')}.jsonl"
         self._file = self.path.open("w")
 
     def __enter__(self) -> RunLog:

@@ -26,6 +26,38 @@ def show(console: Console, ran: Ran, parts: dict[str, str]) -> None:
         table.add_row(name, done, spell(role.seconds) if role.ran else "", parts.get(name, "real"))
     console.print(table)
     show_hosts(console, ran.collected.status)
+    show_end(console, ran)
+
+
+def show_patches(console: Console, ran: Ran) -> None:
+    """Prints what the patch came to on each host and whether its server was started anew, then states and totals."""
+    table = Table(title="Patch", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("host", "release", "patch", "why", "server"):
+        table.add_column(column, overflow="fold")
+    for host, tally in ran.finished.hosts.items():
+        server = "failed" if tally.failed or tally.unreachable else _restart(ran, host)
+        for patch in ran.collected.patches.get(host) or [{"build_id": "", "outcome": "no outcome", "reason": ""}]:
+            words = (host, patch["build_id"], patch["outcome"], patch["reason"], server)
+            table.add_row(*(Text(plain(word)) for word in words))
+    console.print(table)
+    show_hosts(console, ran.collected.status)
+    show_end(console, ran)
+
+
+def _restart(ran: Ran, host: str) -> str:
+    serving = ran.collected.status.get(host, {}).get("serving") or {}
+    if "--check" in ran.request.flags:
+        # What would be put in place is not there yet, so only the patch can tell that the server would be stale.
+        patches = ran.collected.patches.get(host, [])
+        stale = any(patch["changed"] and patch["build_id"] == serving.get("build_id") for patch in patches)
+        return "would be restarted" if host in ran.collected.restarted or stale else "would not be restarted"
+    if host in ran.collected.restarted:
+        return "restarted"
+    return "not restarted" if serving.get("active") else "does not serve"
+
+
+def show_end(console: Console, ran: Ran) -> None:
+    """Prints the counts of each host, the duration, the log, and what failed."""
     for host, tally in ran.finished.hosts.items():
         counts = f"ok={tally.ok} changed={tally.changed} failed={tally.failed} unreachable={tally.unreachable}"
         _say(console, (host, "bold"), f" {counts}")
@@ -42,7 +74,10 @@ def show_hosts(console: Console, status: dict[str, dict[str, Any]]) -> None:
 
 
 def as_json(ran: Ran) -> dict[str, Any]:
-    """`{code, hosts}`; of each host the counts, the first failure's message, and `state_of` what it says of itself."""
+    """`{code, hosts}`; of each host the counts, the first failure's message, what the run did, and `state_of` it.
+
+    `patches` are the outcomes of this run by release, `restarted` whether the server was started anew.
+    """
     return {
         "code": int(ran.finished.code),
         "hosts": {
@@ -52,6 +87,11 @@ def as_json(ran: Ran) -> dict[str, Any]:
                 "failed": tally.failed,
                 "unreachable": tally.unreachable,
                 "message": tally.message,
+                "patches": [
+                    {key: patch[key] for key in ("build_id", "outcome", "reason", "changed")}
+                    for patch in ran.collected.patches.get(name, [])
+                ],
+                "restarted": name in ran.collected.restarted,
                 **state_of(ran.collected.status.get(name, {})),
             }
             for name, tally in ran.finished.hosts.items()

@@ -108,6 +108,7 @@ class Service:
         if not record:
             return _differing([unfinished])
         shown = self.unit.show("ActiveState", "UnitFileState", "NeedDaemonReload", "DropInPaths")
+        stale = self.runs_other_code(Path(record["path"]))
         pairs = [
             ("release", str(self.current.resolve()) if self.current.exists() else "none", record["path"]),
             ("unit text", short_digest(self.unit.text()), short_digest(record["unit_text"])),
@@ -117,16 +118,35 @@ class Service:
             ("enabled", shown.get("UnitFileState", ""), "enabled"),
             ("started unit", read_text(STARTED), record.get("key", "")),
             ("patched files", self.patch(Path(record["path"])), record.get("patch", "")),
+            ("running code", "older than the patched files" if stale else "theirs", "theirs"),
             unfinished,
         ]
         return _differing(pairs)
 
     def patch(self, release: Path) -> str:
         """Digest of the release's patched files as they are on disk; `none` where none is patched."""
-        known = read_json(self.state / "patches" / f"{release.name}.json").get("files") or {}
+        _, files = self._patched_files(release)
+        digests = {target: sha256(path.read_bytes()) for target, path in files.items() if path.is_file()}
+        return short_digest(json.dumps(digests, sort_keys=True)) if files else "none"
+
+    def runs_other_code(self, release: Path) -> bool:
+        """Whether a patched file was put in place after the unit's start, so that the start read another.
+
+        The digests do not tell: a file may have been laid anew by pip, read by a start, and patched again since. A
+        file that needs no patch is the installer's, may be shared with its cache, and says nothing by its time.
+        """
+        known, files = self._patched_files(release)
+        if known.get("outcome") != "applied":
+            return False
+        entered = self.unit.show("ActiveEnterTimestampMonotonic").get("ActiveEnterTimestampMonotonic") or 0
+        started = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + int(entered) / 1e6
+        return any(path.is_file() and path.stat().st_ctime > started for path in files.values())
+
+    def _patched_files(self, release: Path) -> tuple[dict[str, Any], dict[str, Path]]:
+        """The release's patch record, and the files it names by target."""
+        record = read_json(self.state / "patches" / f"{release.name}.json")
         site = Path(read_json(release / "release.json").get("site_packages", release))
-        files = {target: sha256((site / target).read_bytes()) for target in known if (site / target).is_file()}
-        return short_digest(json.dumps(files, sort_keys=True)) if known else "none"
+        return record, {target: site / target for target in record.get("files") or {}}
 
     @contextlib.contextmanager
     def held(self, wait_seconds: float) -> Iterator[None]:

@@ -54,6 +54,7 @@ EXAMPLES = """
 RETURN = """
 answer: {type: str, returned: success, description: What the server answered.}
 deadline_seconds: {type: int, returned: success, description: "Longest wait after a start, for this model and host."}
+restarted: {type: bool, returned: success, description: Whether the service was (in check mode, would be) started anew.}
 """
 _ERROR = re.compile(r"\b\w+(Error|Exception)\b[:(]")
 # A short question to a server that is up: one engine step on a cold kernel compiles for up to 20 s (FACTS).
@@ -102,7 +103,7 @@ class Serve:
                     self.install_prestart()
                 self.end(changed=stale, verdict=verdict, before=before)
         if self.module.check_mode:
-            self.end(changed=True, verdict={"text": ""}, before=before)
+            self.end(changed=True, verdict={"text": ""}, before=before, restarted=True)
         self.make_user()
         self.check()
         self.install_prestart()
@@ -111,7 +112,7 @@ class Serve:
             self.give_up(verdict)
         self.keep(verdict)
         self.prune_caches()
-        self.end(changed=True, verdict=verdict, before=before)
+        self.end(changed=True, verdict=verdict, before=before, restarted=True)
 
     def switch_and_ask(self) -> dict[str, Any]:
         """Switches the unit, starts it and questions it; the verdict."""
@@ -144,7 +145,7 @@ class Serve:
         }
         self.service.finish(record)
 
-    def end(self, *, changed: bool, verdict: dict[str, Any], before: dict[str, str]) -> None:
+    def end(self, *, changed: bool, verdict: dict[str, Any], before: dict[str, str], restarted: bool = False) -> None:
         """Ends the module well, with the unit's and the link's text before and after."""
         after = {"unit": self.unit_text, "link": str(self.release)} if changed else before
         for orphan in self.orphans:
@@ -154,6 +155,7 @@ class Serve:
             answer=verdict["text"],
             seconds=verdict.get("seconds", 0),
             deadline_seconds=self.deadline,
+            restarted=restarted,
             diff=[
                 {
                     "before_header": str(self.service.unit.path),
