@@ -6,11 +6,11 @@ import csv
 from functools import lru_cache
 from pathlib import Path
 
-from ansible.module_utils.patch_registry import PATCHES
+from ansible.module_utils.patch_registry import patches
 
 PATH_FILE = "ami_torch.pth"
 # What triton_patch may alter; it judges these by digest itself.
-_PATCHED = {edit.target for patch in PATCHES for edit in patch.edits}
+_PATCHED = {target for patch in patches([]) for target in patch.targets}
 
 
 @lru_cache(maxsize=16)
