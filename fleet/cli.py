@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from bench.cli import app as bench_app
 from fleet import running, summary
 from fleet.errors import ExitCode, FleetError
 from fleet.execution import on_ending_signals
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(patch_app, name="patch")
+app.add_typer(bench_app, name="bench")
 
 Inventory = Annotated[
     list[Path] | None, typer.Option("-i", "--inventory", help="Inventory; without one, the local sandbox.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,10 +12,16 @@ from typing import Any
 
 from fleet import host_code  # noqa: F401  (before what it makes importable)
 from fleet.errors import ExitCode, FleetError
+from fleet.paths import PROJECT
 
-from ansible.module_utils.patch_engine import Conflict, Edit, Patch, apply, decoded, marked_revision, revert  # isort: skip
-from ansible.module_utils.patch_files import installed_digest, replace_set, sha256  # isort: skip
-from ansible.module_utils.patch_registry import PATCHES  # isort: skip
+from ansible.module_utils.launch_shapes import shapes_for  # isort: skip
+from ansible.module_utils.patch_engine import Conflict, Patch, apply, carries, decoded, faults, too_old  # isort: skip
+from ansible.module_utils.patch_files import installed_digest, replace_set, sha256, unpatched, vllm_version  # isort: skip
+from ansible.module_utils.patch_registry import patches as known_patches  # isort: skip
+
+# What the search of launch shapes found.
+FIGURES = PROJECT / "roles" / "triton_patch" / "files" / "launch_shapes.json"
+PATCHES = known_patches(shapes_for(json.loads(FIGURES.read_text())))
 
 
 class Outcome(StrEnum):
@@ -91,8 +98,8 @@ def status_of(tree: Path, capability: str, patches: Sequence[Patch] = PATCHES) -
         if all(file.found == file.patched for file in files.values()):
             results.append(_result(patch, files, Outcome.IN_PLACE, patch.reason))
         else:
-            older = [target for target, file in files.items() if file.found not in (file.pristine, file.patched)]
-            reason = f"an earlier revision is in {', '.join(older)}" if older else "no file carries it"
+            others = [target for target, file in files.items() if carries(file.found, patch)]
+            reason = f"another revision is in {', '.join(others)}" if others else "no file carries it"
             results.append(_result(patch, files, Outcome.ABSENT, f"{reason}, and {patch.reason}"))
     return results
 
@@ -107,7 +114,16 @@ def _not_needed(tree: Path, capability: str, patches: Sequence[Patch]) -> list[R
 def _read(tree: Path, patches: Sequence[Patch], *, fit: bool = True) -> list[tuple[Patch, dict[str, File]]]:
     """Without `fit` nothing is applied, and `patched` is the pristine content."""
     _hold_vllm(tree)
-    return [(patch, {edit.target: _file(tree, patch, edit, fit) for edit in patch.edits}) for patch in patches]
+    for fault in faults(patches):
+        raise FleetError(fault, where="plugins/module_utils/patch_registry.py", mend="correct the entry", who="patch")
+    version = vllm_version(tree)
+    for patch in patches:
+        if fit and too_old(version, patch):
+            raise FleetError(
+                f"vLLM {version} is older than {patch.since}, the first that patch {patch.id} is for",
+                where=str(tree), mend=f"take vLLM {patch.since} or newer", code=ExitCode.REFUSED, who="patch",
+            )  # fmt: skip
+    return [(patch, {target: _file(tree, patch, target, fit) for target in patch.targets}) for patch in patches]
 
 
 def _hold_vllm(tree: Path) -> None:
@@ -118,22 +134,20 @@ def _hold_vllm(tree: Path) -> None:
         )  # fmt: skip
 
 
-def _file(tree: Path, patch: Patch, edit: Edit, fit: bool) -> File:
-    path = tree / edit.target
+def _file(tree: Path, patch: Patch, target: str, fit: bool) -> File:
+    path = tree / target
     if not path.is_file():
         raise _conflict(patch, path, "the file to patch is missing", "", "")
     found = path.read_bytes()
-    expected = installed_digest(tree, edit.target) or ""
+    expected = installed_digest(tree, target)
     try:
-        text = decoded(found)
-        pristine = text if marked_revision(text, patch) is None else revert(text, patch)
         if not fit:
-            return File(path, found, pristine.encode(), pristine.encode())
-        if expected and sha256(pristine.encode()) != expected:
-            raise Conflict("it is neither what the wheel installed nor that with the patch")
-        return File(path, found, pristine.encode(), apply(pristine, patch, edit).encode())
+            pristine = unpatched(found, patch, None)
+            return File(path, found, pristine, pristine)
+        pristine = unpatched(found, patch, expected)
+        return File(path, found, pristine, apply(decoded(pristine), patch, target).encode())
     except Conflict as conflict:
-        raise _conflict(patch, path, str(conflict), sha256(found), expected) from conflict
+        raise _conflict(patch, path, str(conflict), sha256(found), expected or "") from conflict
 
 
 def _conflict(patch: Patch, path: Path, what: str, found: str, expected: str) -> FleetError:

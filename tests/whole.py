@@ -14,7 +14,7 @@ from fleet.steps import Steps
 from tests import other_python
 
 _BIN = Path(sys.executable).parent
-_PYTHON = ("runner.py", "fleet", "sandbox", "plugins", "roles", "inventory", "tests", "molecule", "docs")
+_PYTHON = ("runner.py", "bench", "fleet", "sandbox", "plugins", "roles", "inventory", "tests", "molecule", "docs")
 
 
 def run(words: Sequence[str], steps: Steps) -> int:

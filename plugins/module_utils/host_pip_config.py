@@ -5,6 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 
+_PIP_TO_UV = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "constraint": "--constraint",
+    "trusted-host": "--allow-insecure-host",
+}
+
 
 def read(python: str) -> dict[str, list[str]]:
     """Option name to its values for that interpreter's pip, as `pip config list` merges them.
@@ -21,3 +29,12 @@ def read(python: str) -> dict[str, list[str]]:
         joined = key in ("extra-index-url", "find-links", "trusted-host", "constraint")
         config[key] = [*config.get(key, []), *words] if joined else words
     return config
+
+
+def for_uv(python: str) -> list[str]:
+    """The same in uv's words; the newest of all indexes is taken, as pip does."""
+    words = ["--index-strategy", "unsafe-best-match"]
+    for name, values in read(python).items():
+        if name in _PIP_TO_UV:
+            words += [word for value in values for word in (_PIP_TO_UV[name], value)]
+    return words

@@ -8,6 +8,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from ansible.module_utils.patch_engine import Conflict, Patch, carries, decoded, revert
+
 
 def sha256(content: bytes) -> str:
     """Hex digest."""
@@ -23,6 +25,32 @@ def installed_digest(site_packages: Path, target: str) -> str | None:
                     encoded = row[1].removeprefix("sha256=")
                     return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).hex()
     return None
+
+
+def unpatched(found: bytes, patch: Patch, expected: str | None) -> bytes:
+    """What a file was before the patch.
+
+    Args:
+        found: its content.
+        patch: the patch that may be in it, of whatever revision.
+        expected: digest of what was installed, None where that is not known.
+
+    Raises Conflict where that is not what was installed, or cannot be found out.
+    """
+    pristine = revert(decoded(found), patch).encode() if carries(found, patch) else found
+    if expected not in (None, sha256(pristine), sha256(found)):
+        raise Conflict("it is neither what the wheel installed nor that with the patch")
+    return pristine
+
+
+def vllm_version(tree: Path) -> str:
+    """The version of the vLLM in a site-packages or an unpacked sdist, empty where nothing says it."""
+    for place in (*sorted(tree.glob("vllm*.dist-info/METADATA")), tree / "PKG-INFO"):
+        if place.is_file():
+            for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
+                if line.startswith("Version: "):
+                    return line.removeprefix("Version: ").strip()
+    return ""
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.patch_engine import Conflict, Patch, apply, decoded, marked_revision, revert
-from ansible.module_utils.patch_files import installed_digest, replace_set, sha256, write_whole
-from ansible.module_utils.patch_registry import PATCHES
+from ansible.module_utils.launch_shapes import origin, shapes_for
+from ansible.module_utils.patch_check import NoVerdict, compilers_of, question, run_check
+from ansible.module_utils.patch_engine import Conflict, Patch, apply, carries, decoded, faults, too_old
+from ansible.module_utils.patch_files import (
+    installed_digest,
+    replace_set,
+    sha256,
+    unpatched,
+    vllm_version,
+    write_whole,
+)
+from ansible.module_utils.patch_registry import patches as known_patches
 from ansible.module_utils.records import read_json
 from ansible.module_utils.refusals import Refusal, house_form
 
@@ -32,23 +39,22 @@ options:
   releases: {type: list, elements: dict, required: true, description: "The releases: build_id, python, site_packages."}
   capability: {type: str, required: true, description: Capability to compile for.}
   limit_bytes: {type: int, required: true, description: "Opt-in shared memory per block, bytes."}
-  shape: {type: dict, required: true, description: "heads, kv_heads, head_sizes, block_size, dtype, sliding_window."}
+  shape: {type: dict, required: true, description: "dtype, block_size and layers of the model."}
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
   caches: {type: path, default: /var/lib/vllm/cache, description: Folder of the compile caches by build id.}
   checker: {type: str, required: true, description: Text of the compile check program.}
+  figures: {type: dict, required: true, description: Launch shapes by capability as the search found them.}
   check_timeout_s: {type: int, default: 600, description: "Longest time of one compile check, seconds."}
 author: [vllm-fleet]
 """
 EXAMPLES = """
 ---
-- source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checker: ''}
+- source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checker: '', figures: {}}
 """
 RETURN = "patches: {type: list, returned: always, description: One record per release; also the fact vllm_patches.}"
 
 _HOST = os.uname().nodename
 _LEAST_LIMIT_BYTES = 16384  # of the oldest GPUs that CUDA knew
-# What the attention kernels are made from besides the patched file; a change in it asks the compiler anew.
-_NEIGHBORS = ("vllm/v1/attention/ops/*.py", "vllm/v1/kv_cache_interface.py")
 
 
 class Refused(Exception):
@@ -78,8 +84,8 @@ class File:
 class Patcher:
     """Brings one release to its outcome."""
 
-    def __init__(self, module: AnsibleModule, release: dict[str, Any], patch: Patch) -> None:
-        self.module, self.release, self.patch = module, release, patch
+    def __init__(self, module: AnsibleModule, release: dict[str, Any], patch: Patch, source: str) -> None:
+        self.module, self.release, self.patch, self.source = module, release, patch, source
         self.params: dict[str, Any] = module.params
         self.build_id = str(release["build_id"])
         self.site = Path(release["site_packages"])
@@ -134,7 +140,7 @@ class Patcher:
                 "serve a model with fewer query heads per KV head or narrower heads (triton_patch_shape)",
             )
         changed = self.put_in_place(interrupted)
-        reason = self.patch.reason
+        reason = f"{self.patch.reason}; {self.source}"
         if interrupted:
             reason += "; an interrupted run was finished"
         outcome = "applied" if changed else "in_place"
@@ -155,14 +161,21 @@ class Patcher:
     def read(self) -> dict[str, File]:
         """The files of the patch as they are."""
         files = {}
+        version = vllm_version(self.site)
+        if too_old(version, self.patch):
+            raise Refused(
+                f"vLLM {version} is older than {self.patch.since}, the first that patch {self.patch.id} is for",
+                str(self.site),
+                f"set a version of {self.patch.since} or newer in vllm_source_build_releases",
+            )
         known = self.known().get("files", {})
-        for edit in self.patch.edits:
-            path = self.site / edit.target
+        for target in self.patch.targets:
+            path = self.site / target
             if not path.is_file():
                 raise Refused("the file to patch is missing", str(path), self.rebuild())
-            expected = installed_digest(self.site, edit.target) or known.get(edit.target, {}).get("pristine_sha256")
+            expected = installed_digest(self.site, target) or known.get(target, {}).get("pristine_sha256")
             found = path.read_bytes()
-            files[edit.target] = File(path, found, expected, found, found)
+            files[target] = File(path, found, expected, found, found)
         return files
 
     def rebuild(self) -> str:
@@ -171,21 +184,16 @@ class Patcher:
 
     def find_pristine(self, file: File) -> None:
         """Finds what the file was before any patch; raises Refused where that cannot be known."""
-        trouble = "it is neither what the wheel installed nor that with the patch"
-        stripped = None
         try:
-            text = decoded(file.found)
-            stripped = file.found if marked_revision(text, self.patch) is None else revert(text, self.patch).encode()
-            if file.expected in (None, sha256(file.found), sha256(stripped)):
-                file.pristine = stripped
-                return
+            file.pristine = unpatched(file.found, self.patch, file.expected)
+            return
         except Conflict as conflict:
             trouble = str(conflict)
         file.foreign = True
         kept = self.kept / str(file.expected)
         if kept.is_file() and sha256(kept.read_bytes()) == file.expected:
             file.pristine = kept.read_bytes()
-        elif stripped != file.found:
+        elif carries(file.found, self.patch):
             raise self.conflict(f"{trouble}, and no pristine copy is kept", file)
         # Else somebody's own edit: it may be upstream's fix, so the compiler is asked before it is refused.
 
@@ -194,9 +202,8 @@ class Patcher:
         if file.foreign and sha256(file.pristine) != file.expected:
             what = "it is not the file that the wheel installed, its tiles do not fit, and no pristine copy is kept"
             raise self.conflict(what, file)
-        edit = next(edit for edit in self.patch.edits if edit.target == target)
         try:
-            patched: str = apply(decoded(file.pristine), self.patch, edit)
+            patched: str = apply(decoded(file.pristine), self.patch, target)
         except Conflict as conflict:
             raise self.conflict(str(conflict), file) from conflict
         return patched.encode()
@@ -216,53 +223,30 @@ class Patcher:
         report: dict[str, Any] = read_json(cached)
         if report:
             return report
-        with tempfile.TemporaryDirectory(prefix="vllm-patch-", dir=self.module.tmpdir) as folder:
-            report = self.compiled(Path(folder), contents)
+        report = self.compiled(contents)
         if not self.module.check_mode:
             cached.parent.mkdir(parents=True, exist_ok=True)
             write_whole(cached, json.dumps(report, sort_keys=True).encode())
         return report
 
-    def compiled(self, folder: Path, contents: dict[str, bytes]) -> dict[str, Any]:
-        """Runs the compile check with the release's own Python in an empty folder."""
-        sources = {}
-        for target, content in contents.items():
-            copy = folder / Path(target).name
-            copy.write_bytes(content)
-            sources[target] = str(copy)
-        program = folder / "compile_check.py"
-        program.write_text(self.params["checker"])
-        request = folder / "request.json"
-        keys = ("capability", "limit_bytes", "shape")
-        site = {"site_packages": str(self.site), "sources": sources}
-        request.write_text(json.dumps({**{key: self.params[key] for key in keys}, **site}))
-        timeout_s = self.params["check_timeout_s"]
+    def compiled(self, contents: dict[str, bytes]) -> dict[str, Any]:
+        """Runs the compile check with the release's own Python."""
+        python, timeout_s = self.release["python"], self.params["check_timeout_s"]
+        asked = {key: self.params[key] for key in ("capability", "limit_bytes", "shape")}
         try:
-            done = subprocess.run(
-                [self.release["python"], "-B", str(program), str(request)],
-                cwd=folder,
-                env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "TRITON_CACHE_DIR": f"{folder}/cache"},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-            )
-        except subprocess.TimeoutExpired as error:
+            report: dict[str, Any] = run_check(
+                python, self.params["checker"], self.site, contents, asked,
+                timeout_s=timeout_s, scratch=self.module.tmpdir,
+            )  # fmt: skip
+        except NoVerdict as error:
+            mend = f"check the release with {python} -c 'import torch, triton'"
             raise Refused(
-                f"the compile check took longer than {timeout_s} s; nothing was changed",
-                str(self.site),
-                "set triton_patch_check_timeout_s higher",
-            ) from error
-        if done.returncode:
-            tail = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no word"])[-1]
-            if done.returncode < 0:
-                tail = f"ended by signal {-done.returncode} (journalctl -k tells whether memory ran out)"
-            raise Refused(
-                f"conflict: the kernels cannot be judged for {self.params['capability']}: {tail}; nothing was changed",
+                f"{error}; nothing was changed"
+                if error.slow
+                else f"conflict: the kernels cannot be judged for {asked['capability']}: {error}; nothing was changed",
                 str(self.site / next(iter(contents))),
-                f"check the release with {self.release['python']} -c 'import torch, triton'",
-            )
-        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+                "set triton_patch_check_timeout_s higher" if error.slow else mend,
+            ) from error
         return report
 
     def put_in_place(self, interrupted: bool) -> bool:
@@ -339,25 +323,9 @@ class Patcher:
 
     def question(self, contents: dict[str, bytes]) -> str:
         """Digest of all that decides an outcome: files, neighbors, patch, checker, compilers, shape and limit."""
-        keys = ("capability", "limit_bytes", "shape", "checker")
-        blocks = [self.patch.begin, [edit.block for edit in self.patch.edits]]
-        asked = [{key: self.params[key] for key in keys}, blocks, self.compilers(), self.neighbors()]
-        digests = {target: sha256(content) for target, content in contents.items()}
-        return str(sha256(json.dumps([digests, asked], sort_keys=True).encode()))
-
-    def neighbors(self) -> dict[str, str]:
-        """Digests of the sources that the kernels are made from besides the patched files."""
-        targets = {edit.target for edit in self.patch.edits}
-        paths = (path for pattern in _NEIGHBORS for path in self.site.glob(pattern))
-        names = {str(path.relative_to(self.site)): path for path in paths}
-        return {name: sha256(path.read_bytes()) for name, path in sorted(names.items()) if name not in targets}
-
-    def compilers(self) -> list[str]:
-        """The torch and Triton that the release sees: its own, and those its path files bring."""
-        lines = (line for pth in self.site.glob("*.pth") for line in pth.read_text().splitlines())
-        places = [self.site, *(Path(line) for line in lines if line.startswith("/"))]
-        kinds = ("torch-*.dist-info", "triton-*.dist-info")
-        return sorted({path.name for place in places for kind in kinds for path in place.glob(kind)})
+        asked = {key: self.params[key] for key in ("capability", "limit_bytes", "shape", "checker")}
+        asked["patch"] = [self.patch.begin, *(edit.block for edit in self.patch.edits)]
+        return str(question(self.site, contents, compilers_of(self.site), asked))
 
     def known(self) -> dict[str, Any]:
         """The record of an earlier run, empty where there is none."""
@@ -396,6 +364,12 @@ def _bad_parameters(params: dict[str, Any]) -> list[Refusal]:
     return found
 
 
+def _bad_registry() -> list[Refusal]:
+    """Refuses entries that no release could be patched by."""
+    found = faults(known_patches([]))
+    return [Refusal(fault, "plugins/module_utils/patch_registry.py", "correct the entry") for fault in found]
+
+
 def main() -> None:
     """Runs the module."""
     module = AnsibleModule(
@@ -407,20 +381,24 @@ def main() -> None:
             "state": {"type": "path", "default": "/var/lib/vllm-fleet"},
             "caches": {"type": "path", "default": "/var/lib/vllm/cache"},
             "checker": {"type": "str", "required": True},
+            "figures": {"type": "dict", "required": True},
             "check_timeout_s": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
     )
     patches: list[dict[str, Any]] = []
-    refusals = _bad_parameters(module.params)
+    refusals = [*_bad_parameters(module.params), *_bad_registry()]
     if refusals:
         module.fail_json(msg=house_form(refusals, _HOST, "triton_patch"), patches=[], changed=False, refused=True)
+    measured = read_json(Path(module.params["state"]) / "launch_shapes.json")
+    figures = module.params["figures"]
+    source = origin(figures, module.params["capability"], measured)
     for release in module.params["releases"]:
         if not release.get("built", True):
             continue
-        for patch in PATCHES:
+        for patch in known_patches(shapes_for(figures, measured)):
             try:
-                patches.append(Patcher(module, release, patch).run())
+                patches.append(Patcher(module, release, patch, source).run())
             except Refused as refused:
                 refusals.append(refused.refusal)
     changed = any(patch["changed"] for patch in patches)

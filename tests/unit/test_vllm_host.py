@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.host_probe import read_host
 
 from plugins.modules import vllm_host
 from tests.unit.examples import FIGURES, gpu
@@ -147,8 +148,7 @@ def test_the_figures_that_it_is_given_refuse_what_cannot_fit(
     config = {"num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 1, "head_dim": 512}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    read = vllm_host.read_host
-    monkeypatch.setattr(vllm_host, "read_host", lambda *given: {**read(*given), "gpus": [gpu()]})
+    monkeypatch.setattr(vllm_host, "read_host", lambda *given: {**read_host(*given), "gpus": [gpu()]})
     told = {"capabilities": {"7.5": {"shapes": FIGURES}}}
     assert "at least 98,304 bytes" in host.run(model=str(tmp_path), kernel_figures=told)["msg"]
     assert "98,304" not in json.dumps(host.run(model=str(tmp_path)))

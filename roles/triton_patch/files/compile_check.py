@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Compiles the real attention kernels of an installed vLLM for a capability, with no GPU, and reads what they ask for.
 
-`compile_check.py REQUEST.json` prints JSON: `{"triton", "launches": [{kernel, phase, head_size, tile, block_m,
-shared_bytes}], "fits"}`; a launch that was expected and did not come, or a tile that differs between the attention and
-the reduction of its segments, ends it with words and no verdict. The release's own Python runs it, so its own Triton
-compiles. The host code `unified_attention()` runs on CPU tensors; each kernel launch is turned into a compilation,
-whose shared memory per block is the compiler's own figure. Of vLLM only what the two source files need is imported;
-the rest is stubbed.
+`compile_check.py REQUEST.json` prints JSON: `{"triton", "torch", "launches": [{kernel, phase, head_size, heads,
+kv_heads, tile, block_m, warps, shared_bytes, registers, stack_bytes}], "fits"}`; a launch that was expected and did not
+come, or a tile that differs between the attention and the reduction of its segments, ends it with words and no verdict.
+The release's own Python runs it, so its own Triton compiles. The host code `unified_attention()` runs on CPU tensors;
+each kernel launch is turned into a compilation, whose shared memory per block is the compiler's own figure. Of vLLM
+only what the two source files need is imported; the rest is stubbed.
+
+The request: `capability`, `limit_bytes`, `site_packages`, `sources` (target to the file to judge) and `shape`:
+`{"dtype", "block_size", "layers": [{head_size, heads, kv_heads, sliding_window}]}`, a window of 0 for none.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ import ast
 import enum
 import importlib.util
 import json
+import re
+import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -26,14 +32,19 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-_ATTENTION = "vllm/v1/attention/ops/triton_unified_attention.py"
-_KERNELS = {
-    "prefill": ["unified_attention"],
-    "chunked prefill": ["unified_attention"],
-    "decode": ["unified_attention", "reduce_segments"],
+ATTENTION = "vllm/v1/attention/ops/triton_unified_attention.py"
+# Phase: queries, context and number of sequences, and the kernels that are launched. A batch of many decodes is not
+# split into segments; the attention then runs as for a prefill.
+PHASES = {
+    "prefill": (40, 40, 1, ["unified_attention"]),
+    "chunked prefill": (24, 300, 1, ["unified_attention"]),
+    "decode": (1, 300, 1, ["unified_attention", "reduce_segments"]),
+    "batched decode": (1, 300, 200, ["unified_attention"]),
 }
-_TOKENS = {"prefill": (40, 40), "chunked prefill": (24, 300), "decode": (1, 300)}
+_SPLIT = "decode"
 _SEGMENTS = 16
+_MOST_SPLIT = 128
+_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
 class Utils:
@@ -90,11 +101,25 @@ class Recorder:
                     "kernel": self._name,
                     "tile": kwargs["TILE_SIZE"],
                     "block_m": kwargs.get("BLOCK_M"),
+                    "warps": compiled.metadata.num_warps,
                     "shared_bytes": compiled.metadata.shared,
+                    **resources(compiled.asm["cubin"]),
                 }
             )
 
         return launch
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and bytes of stack of each thread, from the assembled kernel, by the tool that Triton brings along."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        argv = [str(tool), "--dump-resource-usage", file.name]
+        told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    registers, stack = max((int(r), int(s)) for r, s in _RESOURCES.findall(told))
+    return {"registers": registers, "stack_bytes": stack}
 
 
 def load(site_packages: Path, source: Path, capability: tuple[int, int], limit: int) -> Any:
@@ -172,62 +197,71 @@ def _quant_mode(path: Path) -> Any:
     return scope["KVQuantMode"]
 
 
-def run_host_code(module: Any, shape: dict[str, Any], head_size: int, phase: str) -> None:
-    """Calls `unified_attention()` as the backend does, for one head size and one phase."""
-    queries, context = _TOKENS[phase]
+def run_host_code(module: Any, shape: dict[str, Any], layer: dict[str, int], phase: str) -> None:
+    """Calls `unified_attention()` as the backend does, for one kind of layer and one phase."""
+    queries, context, sequences, _ = PHASES[phase]
     dtype = getattr(torch, shape["dtype"])
-    heads, kv_heads, block = shape["heads"], shape["kv_heads"], shape["block_size"]
-    blocks = context // block + 2
-    q = torch.zeros(queries, heads, head_size, dtype=dtype)
-    cache = torch.zeros(blocks, block, kv_heads, head_size, dtype=dtype)
-    padded = triton.next_power_of_2(head_size)
+    head, heads, kv_heads, block = layer["head_size"], layer["heads"], layer["kv_heads"], shape["block_size"]
+    blocks, tokens = context // block + 2, queries * sequences
+    q = torch.zeros(tokens, heads, head, dtype=dtype)
+    cache = torch.zeros(blocks, block, kv_heads, head, dtype=dtype)
+    split = phase == _SPLIT
     segments = {
-        "seq_threshold_3D": 128 if phase == "decode" else None,
-        "num_par_softmax_segments": _SEGMENTS if phase == "decode" else None,
-        "softmax_segm_output": torch.zeros(queries, heads, _SEGMENTS, padded) if phase == "decode" else None,
-        "softmax_segm_max": torch.zeros(queries, heads, _SEGMENTS) if phase == "decode" else None,
-        "softmax_segm_expsum": torch.zeros(queries, heads, _SEGMENTS) if phase == "decode" else None,
+        "seq_threshold_3D": _MOST_SPLIT,
+        "num_par_softmax_segments": _SEGMENTS,
+        "softmax_segm_output": torch.zeros(_MOST_SPLIT, heads, _SEGMENTS, triton.next_power_of_2(head)),
+        "softmax_segm_max": torch.zeros(_MOST_SPLIT, heads, _SEGMENTS),
+        "softmax_segm_expsum": torch.zeros(_MOST_SPLIT, heads, _SEGMENTS),
     }
     module.unified_attention(
         q=q, k=cache, v=cache.clone(), out=torch.zeros_like(q),
-        cu_seqlens_q=torch.tensor([0, queries], dtype=torch.int32), max_seqlen_q=queries,
-        seqused_k=torch.tensor([context], dtype=torch.int32), max_seqlen_k=context,
+        cu_seqlens_q=torch.arange(sequences + 1, dtype=torch.int32) * queries, max_seqlen_q=queries,
+        seqused_k=torch.full((sequences,), context, dtype=torch.int32), max_seqlen_k=context,
         softmax_scale=1.0, causal=True,
-        window_size=(shape["sliding_window"] - 1, 0) if shape["sliding_window"] and head_size < 512 else (-1, -1),
-        block_table=torch.zeros(1, blocks, dtype=torch.int32), softcap=0.0,
-        q_descale=None, k_descale=torch.ones(1, kv_heads), v_descale=torch.ones(1, kv_heads), **segments,
+        window_size=(layer["sliding_window"] - 1, 0) if layer["sliding_window"] else (-1, -1),
+        block_table=torch.zeros(sequences, blocks, dtype=torch.int32), softcap=0.0,
+        q_descale=None, k_descale=torch.ones(sequences, kv_heads), v_descale=torch.ones(sequences, kv_heads),
+        **(segments if split or sequences > 1 else {}),
     )  # fmt: skip
 
 
 def judge(launches: list[dict[str, Any]], head_size: int, phase: str) -> None:
     """Ends the check where the launches of a phase are not those that were to be judged."""
-    found = [launch["kernel"] for launch in launches]
-    if found != _KERNELS[phase]:
-        raise SystemExit(f"{phase} of head size {head_size} launches {found}, and {_KERNELS[phase]} are expected")
+    found, wanted = [launch["kernel"] for launch in launches], PHASES[phase][-1]
+    if found != wanted:
+        raise SystemExit(f"{phase} of head size {head_size} launches {found}, and {wanted} are expected")
     if len({launch["tile"] for launch in launches}) != 1:
         tiles = [launch["tile"] for launch in launches]
         raise SystemExit(f"{phase} of head size {head_size} launches with tiles {tiles}, and they must be the same")
 
 
-def main(request_path: str) -> int:
-    """Compiles every launch of the request and prints the report."""
-    request = json.loads(Path(request_path).read_text())
-    major, minor = (int(part) for part in request["capability"].split("."))
-    limit = request["limit_bytes"]
+def ready(capability: str, limit: int, site_packages: Path, source: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """The module whose launches are compilations for that capability, and the list in which they are noted."""
+    major, minor = (int(part) for part in capability.split("."))
     driver.set_active(CompileOnlyDriver(major * 10 + minor, limit))
-    module = load(Path(request["site_packages"]), Path(request["sources"][_ATTENTION]), (major, minor), limit)
+    module = load(site_packages, source, (major, minor), limit)
     launches: list[dict[str, Any]] = []
     module.kernel_unified_attention = Recorder(module.kernel_unified_attention, "unified_attention", launches)
     module.reduce_segments = Recorder(module.reduce_segments, "reduce_segments", launches)
-    for head_size in request["shape"]["head_sizes"]:
-        for phase in _TOKENS:
+    return module, launches
+
+
+def main(request_path: str) -> int:
+    """Compiles every launch of the request and prints the report."""
+    request = json.loads(Path(request_path).read_text())
+    limit, shape = request["limit_bytes"], request["shape"]
+    module, launches = ready(
+        request["capability"], limit, Path(request["site_packages"]), Path(request["sources"][ATTENTION])
+    )
+    for layer in shape["layers"]:
+        for phase in PHASES:
             before = len(launches)
-            run_host_code(module, request["shape"], head_size, phase)
+            run_host_code(module, shape, layer, phase)
             for launch in launches[before:]:
-                launch |= {"head_size": head_size, "phase": phase}
-            judge(launches[before:], head_size, phase)
+                launch |= {key: layer[key] for key in ("head_size", "heads", "kv_heads")} | {"phase": phase}
+            judge(launches[before:], layer["head_size"], phase)
     fits = all(launch["shared_bytes"] <= limit for launch in launches)
-    print(json.dumps({"triton": triton.__version__, "launches": launches, "fits": fits}))
+    print(json.dumps({"triton": triton.__version__, "torch": torch.__version__, "launches": launches, "fits": fits}))
     return 0
 
 

@@ -26,13 +26,6 @@ from job import Job, JobError, write_whole
 AMI_OWNED = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
 # The Rust front end as setuptools-rust installs it (vLLM's tools/build_rust.py, target vllm.vllm-rs).
 RUST_FRONTEND = "vllm/vllm-rs"
-_PIP_TO_UV = {
-    "index-url": "--default-index",
-    "extra-index-url": "--index",
-    "find-links": "--find-links",
-    "constraint": "--constraint",
-    "trusted-host": "--allow-insecure-host",
-}
 _MIB = 1024 * 1024
 _EXPECTED_TORCH = re.compile(r"Pytorch version \S+ expected for \w+ build, saw \S+ instead")
 _PROBE = """
@@ -335,16 +328,8 @@ class Build(Job):
         overrides.write_text("".join(f'{name}; sys_platform == "never"\n' for name in AMI_OWNED))
         self.uv(
             "pip", "install", "-q", "--python", str(self.python), "--override", str(overrides),
-            *self.index(), *requirements,
+            *host_pip_config.for_uv(str(self.tools / "bin/python")), *requirements,
         )  # fmt: skip
-
-    def index(self) -> list[str]:
-        """pip's own configuration of this host, in uv's words; the newest of all indexes is taken, as pip does."""
-        args = ["--index-strategy", "unsafe-best-match"]
-        for name, values in host_pip_config.read(str(self.tools / "bin/python")).items():
-            if name in _PIP_TO_UV:
-                args += [word for value in values for word in (_PIP_TO_UV[name], value)]
-        return args
 
     def uv(self, *args: str, env: dict[str, str] | None = None, mend: str = "") -> None:
         """Runs uv with the system's certificates."""

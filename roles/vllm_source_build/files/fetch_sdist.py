@@ -27,7 +27,7 @@ def main(name: str, version: str, sha256: str, out: Path) -> int:
         print(f"no sdist of {name} {version} on the configured index", file=sys.stderr)
         return 1
     archive = finder.download(found.link, out.parent)
-    sha256 = sha256 or (found.link.hashes or {}).get("sha256", [""])[0]
+    sha256 = sha256 or (found.link.hashes or {}).get("sha256", "")
     if sha256 and hashlib.sha256(archive.read_bytes()).hexdigest() != sha256:
         print(f"{archive.name} has another sha256 than {sha256}", file=sys.stderr)
         return 1

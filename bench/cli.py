@@ -1,0 +1,34 @@
+"""`./runner.py bench`: what the project claims, measured anew."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bench import patch
+from fleet.options import Yes
+from fleet.progress import terminal
+from fleet.steps import Durations, Steps
+
+app = typer.Typer(no_args_is_help=True, help="What the project claims, measured anew.")
+
+
+@app.callback()
+def measure() -> None:
+    """What the project claims, measured anew."""
+
+
+@app.command("patch")
+def patch_matrix(
+    vllm: Annotated[list[str] | None, typer.Option("--vllm", help="Version; all of the package index if none.")] = None,
+    triton: Annotated[
+        list[str] | None,
+        typer.Option("--triton", help="Compiler; the newest, torch 2.12's, the version's own if none."),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Apply, compile and revert the patches on every vLLM and on drifted sources; exit code 1 for a missed goal."""
+    del yes
+    console = terminal()
+    raise typer.Exit(patch.run(vllm or [], triton or [], console, Steps(console, Durations(), "bench")))

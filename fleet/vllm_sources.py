@@ -1,0 +1,165 @@
+"""vLLM's sources by version, from the package index or the cache, or a tree at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from fleet.environments import NotThere, check_room, environment, locked, on_index, out_of_reach, site_packages
+from fleet.errors import FleetError
+from fleet.paths import PROJECT, cache_dir
+from fleet.steps import Steps
+
+from ansible.module_utils.model_decisions import FIRST_BELOW_8  # isort: skip
+
+NEWEST = "newest"
+_FILES = PROJECT / "roles" / "vllm_source_build" / "files"
+# Of an sdist is kept what holds the kernels and what says which torch they are for.
+_KEPT = re.compile(r"[^/]+/(vllm/.*|requirements/cuda\.txt|PKG-INFO)")
+# Measured: an sdist of 0.33.0 45 MB, what is kept of it 56 MB; the index client with uv 0.1 GB.
+_SOURCE_BYTES, _CLIENT_BYTES = 300_000_000, 300_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A folder that holds `vllm/`, and its version where it tells one, else empty."""
+
+    path: Path
+    version: str
+
+    def torch_pin(self) -> str:
+        """The torch release that this vLLM is for, such as `2.13.0`; empty where the tree does not say."""
+        pins = {str(s.version) for r in self._requirements() if r.name == "torch" for s in r.specifier}
+        return pins.pop() if len(pins) == 1 else ""
+
+    def _requirements(self) -> list[Requirement]:
+        """What an sdist's requirements or an installed package's metadata ask for."""
+        listed = self.path / "requirements" / "cuda.txt"
+        lines = listed.read_text().splitlines() if listed.is_file() else []
+        for told in self.path.glob("vllm-*.dist-info/METADATA"):
+            lines += HeaderParser().parsestr(told.read_text()).get_all("Requires-Dist", [])
+        return [found for line in lines if (found := _requirement(line.partition(" #")[0]))]
+
+
+def tree_of(vllm: str, steps: Steps) -> Tree:
+    """The tree that `--vllm` names: a version of the package index, `newest`, or a folder that holds `vllm/`.
+
+    Raises FleetError: 2 for what is neither, refused where the index or the disk does not give it.
+    """
+    if vllm == NEWEST:
+        return _of_version(max(versions(), key=Version), steps)
+    if re.fullmatch(r"\d+(\.\d+)+\S*", vllm):
+        return _of_version(_version(vllm), steps)
+    path = Path(vllm)
+    if not (path / "vllm").is_dir():
+        raise FleetError(
+            f"{vllm!r} is neither a version nor a folder that holds vllm/",
+            where=f"--vllm {vllm}", mend="give a version such as 0.33.0, newest, or the path of an unpacked sdist",
+            who="patch",
+        )  # fmt: skip
+    return Tree(path, _told_version(path))
+
+
+def versions() -> list[str]:
+    """The releases whose sdists the index has, from the oldest that was ever patched, oldest first; asks pip.
+
+    Raises FleetError: refused where no index answers.
+    """
+    told = on_index("vllm", "--no-binary", "vllm", "--ignore-requires-python")
+    found = [version for version in told if Version(version) >= Version(FIRST_BELOW_8)]
+    return sorted(found, key=Version)
+
+
+def _version(text: str) -> str:
+    """The version as the index writes it; raises FleetError where it is none or too old."""
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        raise _no_such(text, "is no version") from None
+    if version < Version(FIRST_BELOW_8):
+        raise _no_such(text, f"is older than {FIRST_BELOW_8}, the oldest that was patched")
+    return str(version)
+
+
+def _of_version(version: str, steps: Steps) -> Tree:
+    """The kept tree of a version, fetched and unpacked the first time."""
+    home = cache_dir() / "vllm"
+    home.mkdir(exist_ok=True)
+    tree = home / version
+    with locked(home):
+        if not tree.is_dir():
+            if version not in versions():
+                raise _no_such(version, "is not on the package index")
+            check_room(home, f"the sources of vLLM {version}", _SOURCE_BYTES)
+            client = _index_client(steps)
+            with steps.step(f"sources of vLLM {version}"):
+                _fetch(client, version, tree)
+    return Tree(tree, version)
+
+
+def _fetch(client: Path, version: str, tree: Path) -> None:
+    """The sdist as a file, checked against the index's digest, its kernels unpacked; in its place when whole."""
+    part = tree.with_name(f".{version}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    part.mkdir()
+    try:
+        archive = part / "sdist.tar.gz"
+        argv = [str(client), str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            words = " ".join(done.stderr.split())[-300:]
+            raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {words}")
+        with tarfile.open(archive) as tar:
+            tar.extractall(part, [member for member in tar if _KEPT.fullmatch(member.name)], filter="data")
+        archive.unlink()
+        [unpacked] = part.iterdir()
+        if _told_version(unpacked) != version:
+            raise out_of_reach(
+                f"the sdist says version {_told_version(unpacked) or 'nothing'}, and {version} is wanted"
+            )
+        unpacked.rename(tree)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _index_client(steps: Steps) -> Path:
+    """A Python with the index client of the source build, by hash; it asks the project's pip for its configuration."""
+    lock = _FILES / "tools-requirements.txt"
+    name = f"index-client-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
+    own = site_packages(Path(sys.executable))
+    try:
+        return environment(name, "index client", ["--no-deps", "-r", str(lock)], _CLIENT_BYTES, steps, beside=own)
+    except NotThere as missing:
+        raise out_of_reach(f"the package index does not have the index client: {missing}") from missing
+
+
+def _told_version(tree: Path) -> str:
+    """What the metadata of an unpacked sdist or of an installed package says; empty where there is none."""
+    for told in (tree / "PKG-INFO", *tree.glob("vllm-*.dist-info/METADATA")):
+        if told.is_file():
+            return str(HeaderParser().parsestr(told.read_text()).get("Version", ""))
+    return ""
+
+
+def _requirement(line: str) -> Requirement | None:
+    try:
+        return Requirement(line)
+    except InvalidRequirement:
+        return None
+
+
+def _no_such(version: str, why: str) -> FleetError:
+    return FleetError(
+        f"vLLM {version} {why}; there are {', '.join(versions())}",
+        where=f"--vllm {version}", mend="give one of these, or newest", who="patch",
+    )  # fmt: skip

@@ -1,0 +1,56 @@
+"""A package index in a folder: what it holds, and with which digests."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+
+class Index:
+    """A simple index below a folder; pip of this process and its children is pointed to it alone."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        (folder / "simple").mkdir(parents=True)
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_INDEX_URL", f"file://{folder}/simple")
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CONSTRAINT"):
+            monkeypatch.delenv(name, raising=False)
+
+    def add(self, distribution: str, name: str, content: bytes, digest: str | None = None) -> None:
+        """Adds a file; the index tells its sha256, or another one."""
+        page = self.folder / "simple" / distribution
+        page.mkdir(exist_ok=True)
+        (page / name).write_bytes(content)
+        told = digest or hashlib.sha256(content).hexdigest()
+        with (page / "index.html").open("a") as file:
+            file.write(f'<a href="{name}#sha256={told}">{name}</a>\n')
+
+
+def wheel(name: str, version: str) -> bytes:
+    """A wheel with one module that knows its version."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        info = f"{name}-{version}.dist-info"
+        file.writestr(f"{name}.py", f"version = {version!r}\n")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    return packed.getvalue()
+
+
+def sdist(version: str, files: dict[str, str], *, says: str = "") -> bytes:
+    """An sdist of vLLM whose setup.py must not run; its metadata say `says`, else the version."""
+    told = f"Metadata-Version: 2.4\nName: vllm\nVersion: {says or version}\n"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, text in {"PKG-INFO": told, "setup.py": "raise SystemExit('setup.py ran')\n", **files}.items():
+            member = tarfile.TarInfo(f"vllm-{version}/{name}")
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return packed.getvalue()
