@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -93,7 +94,7 @@ def asked(tree: Tree, model: Path, capability: str, triton: str | None, limit_by
 
 
 def model_shape(model: Path) -> dict[str, Any]:
-    """The attention of the model in a folder, from its config.json. Raises FleetError."""
+    """The attention of the model in a folder as a GPU below 8.0 runs it, from its config.json. Raises FleetError."""
     path = model / "config.json"
     where, mend = str(path), "give the folder of a model whose config.json tells its heads"
     try:
@@ -105,7 +106,7 @@ def model_shape(model: Path) -> dict[str, Any]:
     told = shape_of(config) if isinstance(config, dict) else {"attention": []}
     if not told["attention"]:
         raise FleetError("config.json tells no attention that these kernels serve", where=where, mend=mend, who="patch")
-    # Below 8.0 there is no bfloat16, and some models are unstable in float16.
+    # There is no bfloat16 below 8.0.
     dtype = "float32" if told["model_type"] in NO_FLOAT16 else "float16"
     found: dict[str, Any] = attention_shape(told["attention"], dtype, Wishes())
     return found
@@ -142,17 +143,14 @@ def check(asked: Asked, steps: Steps) -> Verdict:
 def _versions(asked: Asked) -> tuple[dict[str, dict[str, bytes]], FleetError | None]:
     """The files as upstream has them (`stock`) and `patched`, as far as they can be had, and the conflict if any."""
     contents = {}
-    with tempfile.TemporaryDirectory() as folder:
-        copy = copied(asked.tree.path, Path(folder))
-        try:
+    try:
+        with copy_of(asked.tree.path) as copy:
             revert_all(copy)
             contents["stock"] = _contents(copy)
             apply_all(copy, asked.capability)
             contents["patched"] = _contents(copy)
-        except FleetError as conflict:
-            # The copy's place says nothing to the reader.
-            conflict.where = conflict.where.replace(str(copy), str(asked.tree.path))
-            return contents, conflict
+    except FleetError as conflict:
+        return contents, conflict
     return contents, None
 
 
@@ -167,16 +165,22 @@ def _triton_of(tree: Tree) -> str:
     return TRITON_OF_TORCH[pin]
 
 
-def copied(tree: Path, folder: Path) -> Path:
-    """The files that a patch may touch, and what tells of the whole, in an empty folder; returns it."""
+@contextmanager
+def copy_of(tree: Path) -> Iterator[Path]:
+    """A copy of the files that a patch may touch and of what tells of the whole; errors name the tree, not the copy."""
     targets = {tree / target for patch in PATCHES for target in patch.targets}
-    (folder / "vllm").mkdir()
-    for path in (*targets, *tree.glob("vllm*.dist-info/*"), tree / "PKG-INFO"):
-        if path.is_file():
-            copy = folder / path.relative_to(tree)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, copy)
-    return folder
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "vllm").mkdir()
+        for path in (*targets, *tree.glob("vllm*.dist-info/*"), tree / "PKG-INFO"):
+            if path.is_file():
+                copy = folder / path.relative_to(tree)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, copy)
+        try:
+            yield Path(folder)
+        except FleetError as error:
+            error.where = error.where.replace(folder, str(tree))
+            raise
 
 
 def _contents(copy: Path) -> dict[str, bytes]:
@@ -227,16 +231,16 @@ def _most(report: Mapping[str, Any]) -> int:
 
 
 def _does_not_fit(asked: Asked, report: Mapping[str, Any]) -> FleetError:
-    """Says which launch asks for most, and what would fit by the figures of the search."""
+    """Says which launch asks for most, and what would fit by the launch shapes that were compiled before."""
     worst = max(report["launches"], key=lambda launch: int(launch["shared_bytes"]))
     head, group = worst["head_size"], -(-worst["heads"] // worst["kv_heads"])
-    figures = json.loads(FIGURES.read_text())["capabilities"].get(asked.capability, {}).get("shapes", [])
+    figures = json.loads(FIGURES.read_text())["capabilities"].get(asked.capability, {"shapes": []})["shapes"]
     most = largest_group(figures, head, asked.shape["dtype"], asked.limit_bytes)
-    fitting = f"at most {most} query heads per KV head" if most else "fewer query heads per KV head or narrower heads"
+    fitting = f"at most {most} query heads per KV head where they are {head} wide" if most else "narrower heads"
     return FleetError(
         f"does not fit: {worst['phase']} of {head}-wide heads, {group} to a KV head, asks for "
         f"{worst['shared_bytes']:,} bytes of shared memory of {asked.limit_bytes:,} also when patched",
         where=f"capability {asked.capability}, vLLM {asked.tree.version or asked.tree.path}",
-        mend=f"serve a model with {fitting} where they are {head} wide, or use a GPU of capability 8.0 or above",
+        mend=f"serve a model with {fitting}, or use a GPU of capability 8.0 or above",
         code=ExitCode.REFUSED, who="patch",
     )  # fmt: skip

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.host_probe import read_host
 
 from plugins.modules import vllm_host
+from tests.unit.examples import FIGURES, gpu
 from tests.unit.test_model_probe import NAME, TOKEN, Server, serve
 
 
@@ -137,6 +139,19 @@ def test_a_refusal_keeps_no_record(host: Host) -> None:
     assert found["refused"]
     assert found["msg"].startswith("preflight: capability 7.4 has no plan; planned are 7.5\n  where: one ")
     assert not host.state.exists()
+
+
+def test_the_figures_that_it_is_given_refuse_what_cannot_fit(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # FACTS: 32 query heads to a KV head 512 wide.
+    config = {"num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 1, "head_dim": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    monkeypatch.setattr(vllm_host, "read_host", lambda *given: {**read_host(*given), "gpus": [gpu()]})
+    told = {"capabilities": {"7.5": {"shapes": FIGURES}}}
+    assert "at least 98,304 bytes" in host.run(model=str(tmp_path), kernel_figures=told)["msg"]
+    assert "98,304" not in json.dumps(host.run(model=str(tmp_path)))
 
 
 def test_the_token_is_in_no_result_and_no_record(host: Host, tmp_path: Path) -> None:
