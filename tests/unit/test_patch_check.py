@@ -20,7 +20,10 @@ from fleet.steps import Durations, Steps
 from fleet.vllm_sources import Tree
 from tests.unit.test_patch_sources import SOURCE, SOURCES, UPSTREAM_FIX
 
-LAYERS = [[512, 8, 1, 0], [256, 8, 1, 512]]
+LAYERS = [
+    {"head_size": 512, "heads": 8, "kv_heads": 1, "sliding_window": 0},
+    {"head_size": 256, "heads": 8, "kv_heads": 1, "sliding_window": 512},
+]
 # Stands for the compiler: stock asks for 98,304 bytes, upstream's fix for 65,536, the patch for what is given.
 CHECKER = """\
 import json, pathlib, sys
@@ -72,7 +75,7 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
 
 def judged(tree: Path, **more: Any) -> Verdict:
     shape = {"dtype": "float16", "block_size": 16, "layers": LAYERS}
-    request = {"triton": "3.7.1", "capability": "7.5", "limit_bytes": 65536, "shape": shape, **more}
+    request: dict[str, Any] = {"triton": "3.7.1", "capability": "7.5", "limit_bytes": 65536, "shape": shape, **more}
     return check(Asked(Tree(tree, ""), **request), Steps(terminal(stderr=True), Durations(), "test"))
 
 
@@ -94,7 +97,8 @@ def test_stock_and_patched_are_asked_once(scripted: Scripted, tree: Path) -> Non
 def test_whatever_decides_the_answer_asks_anew(scripted: Scripted, tree: Path) -> None:
     asked_for = scripted()
     judged(tree)
-    for number, change in enumerate(({"limit_bytes": 98304}, {"capability": "7.2"}, {"shape": {"layers": []}})):
+    changes: list[dict[str, Any]] = [{"limit_bytes": 98304}, {"capability": "7.2"}, {"shape": {"dtype": "float32"}}]
+    for number, change in enumerate(changes):
         judged(tree, **change)
         assert len(asked_for()) == 2 * number + 4, change
     (tree / Path(ATTENTION).with_name("neighbor.py")).write_text("changed = 1\n")
@@ -201,12 +205,14 @@ def test_a_model_that_tells_no_attention(tmp_path: Path, tree: Path, config: str
 
 def test_what_is_not_given_comes_from_the_model_the_tree_and_the_capability(tmp_path: Path, tree: Path) -> None:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512}
-    config = {"model_type": "gemma4", "text_config": {**heads, "sliding_window": 512}}
+    types = ["sliding_attention", "full_attention"]
+    text = {**heads, "sliding_window": 512, "num_hidden_layers": 2, "layer_types": types}
+    config = {"model_type": "gemma4", "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = asked(Tree(tree, ""), tmp_path, "7.5", None, None)
     # FACTS: torch 2.13.0 brings Triton 3.7.1; a T4G has 65,536 bytes.
     assert (found.triton, found.limit_bytes, found.shape["dtype"]) == ("3.7.1", 65536, "float16")
-    assert {layer["head_size"] for layer in found.shape["layers"]} == {256, 512}
+    assert found.shape["layers"] == LAYERS
     given = asked(Tree(tree, ""), tmp_path, "7.0", "3.6.0", 49152)
     assert (given.triton, given.limit_bytes) == ("3.6.0", 49152)
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "gemma3"}))
