@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -142,17 +143,14 @@ def check(asked: Asked, steps: Steps) -> Verdict:
 def _versions(asked: Asked) -> tuple[dict[str, dict[str, bytes]], FleetError | None]:
     """The files as upstream has them (`stock`) and `patched`, as far as they can be had, and the conflict if any."""
     contents = {}
-    with tempfile.TemporaryDirectory() as folder:
-        copy = copied(asked.tree.path, Path(folder))
-        try:
+    try:
+        with copy_of(asked.tree.path) as copy:
             revert_all(copy)
             contents["stock"] = _contents(copy)
             apply_all(copy, asked.capability)
             contents["patched"] = _contents(copy)
-        except FleetError as conflict:
-            # The copy's place says nothing to the reader.
-            conflict.where = conflict.where.replace(str(copy), str(asked.tree.path))
-            return contents, conflict
+    except FleetError as conflict:
+        return contents, conflict
     return contents, None
 
 
@@ -167,16 +165,22 @@ def _triton_of(tree: Tree) -> str:
     return TRITON_OF_TORCH[pin]
 
 
-def copied(tree: Path, folder: Path) -> Path:
-    """The files that a patch may touch, and what tells of the whole, in an empty folder; returns it."""
+@contextmanager
+def copy_of(tree: Path) -> Iterator[Path]:
+    """A copy of the files that a patch may touch, and of what tells of the whole; errors name the tree, not the copy."""
     targets = {tree / target for patch in PATCHES for target in patch.targets}
-    (folder / "vllm").mkdir()
-    for path in (*targets, *tree.glob("vllm*.dist-info/*"), tree / "PKG-INFO"):
-        if path.is_file():
-            copy = folder / path.relative_to(tree)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, copy)
-    return folder
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "vllm").mkdir()
+        for path in (*targets, *tree.glob("vllm*.dist-info/*"), tree / "PKG-INFO"):
+            if path.is_file():
+                copy = folder / path.relative_to(tree)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, copy)
+        try:
+            yield Path(folder)
+        except FleetError as error:
+            error.where = error.where.replace(folder, str(tree))
+            raise
 
 
 def _contents(copy: Path) -> dict[str, bytes]:
