@@ -167,7 +167,7 @@ def _triton_of(tree: Tree) -> str:
 
 @contextmanager
 def copy_of(tree: Path) -> Iterator[Path]:
-    """A copy of the files that a patch may touch, and of what tells of the whole; errors name the tree, not the copy."""
+    """A copy of the files that a patch may touch and of what tells of the whole; errors name the tree, not the copy."""
     targets = {tree / target for patch in PATCHES for target in patch.targets}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "vllm").mkdir()
