@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,13 @@ from fleet.patch_trees import apply_all
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
 from fleet.vllm_sources import Tree
+from tests.unit import scripted_compiler
 from tests.unit.test_patch_sources import SOURCE, SOURCES, UPSTREAM_FIX
 
 LAYERS = [
     {"head_size": 512, "heads": 8, "kv_heads": 1, "sliding_window": 0},
     {"head_size": 256, "heads": 8, "kv_heads": 1, "sliding_window": 512},
 ]
-# Stands for the compiler: stock asks for 98,304 bytes, upstream's fix for 65,536, the patch for what is given.
-CHECKER = """\
-import json, pathlib, sys
-request = json.loads(pathlib.Path(sys.argv[1]).read_text())
-with open({log!r}, "a") as log:
-    log.write(json.dumps(request) + "\\n")
-text = pathlib.Path(request["sources"]["vllm/v1/attention/ops/triton_unified_attention.py"]).read_text()
-compile(text, "attention", "exec")
-{more}
-shared = {patched} if "vllm-fleet patch" in text else 98304 if "return 32" in text else 65536
-layer = {{"head_size": 512, "heads": 8, "kv_heads": 1}}
-launch = {{"kernel": "unified_attention", "phase": "prefill", "tile": 32, "block_m": 16, "warps": 4, **layer}}
-launches = [launch | {{"shared_bytes": shared, "registers": 64, "stack_bytes": 0}}]
-fits = shared <= request["limit_bytes"]
-print(json.dumps({{"triton": "3.7.1", "torch": "2.13.0", "launches": launches, "fits": fits}}))
-"""
-
 Scripted = Callable[..., Callable[[], list[dict[str, Any]]]]
 
 
@@ -59,18 +43,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """Puts a scripted compiler in place (bytes of the patched source, more lines); returns what lists its requests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(patch_check, "python_with", lambda _triton, _steps: Path(sys.executable))
-
-    def put(patched: int = 65536, more: str = "") -> Callable[[], list[dict[str, Any]]]:
-        log = tmp_path / "requests"
-        log.write_text("")
-        program = tmp_path / "checker.py"
-        program.write_text(CHECKER.format(log=str(log), patched=patched, more=more))
-        monkeypatch.setattr(patch_check, "CHECKER", program)
-        return lambda: [json.loads(line) for line in log.read_text().splitlines()]
-
-    return put
+    return partial(scripted_compiler.put, tmp_path, monkeypatch)
 
 
 def judged(tree: Path, **more: Any) -> Verdict:
