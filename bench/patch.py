@@ -45,6 +45,8 @@ _CONFIG = {
         "head_dim": 256,
         "global_head_dim": 512,
         "sliding_window": 512,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
     },
 }
 _SHAPE = {
@@ -115,7 +117,7 @@ def run(vllm: Sequence[str], triton: Sequence[str], console: Console, steps: Ste
         cold_s, cached_s = _timed(newest, compiler, steps)
     _show(console, rows)
     _show(console, drifts)
-    good = {tree.version for tree in trees} - {row.vllm for row in rows if row.wrong}
+    good = {_name(tree) for tree in trees} - {row.vllm for row in rows if row.wrong}
     most = max(row.patched_bytes for row in rows)
     held = sum(not row.wrong for row in drifts) / len(drifts)
     figures = [
@@ -177,13 +179,13 @@ def _row(one: Asked, steps: Steps) -> Row:
             if _digests(tree) != before:
                 wrong.append("reverted is not what was there")
         except FleetError as error:
-            return Row(one.tree.version, one.triton, "refused", 0, 0, time.monotonic() - began, error.what)
+            return Row(_name(one.tree), one.triton, "refused", 0, 0, time.monotonic() - began, error.what)
     stock, patched = (_most(launches) for launches in (verdict.stock, verdict.patched))
     if stock != _STOCK_BYTES:
         wrong.append(f"stock asks for {stock:,} bytes, and {_STOCK_BYTES:,} are known")
     words = "applied, compiled, in place, reverted"
     seconds = time.monotonic() - began
-    return Row(one.tree.version, one.triton, words, stock, patched, seconds, "; ".join(wrong))
+    return Row(_name(one.tree), one.triton, words, stock, patched, seconds, "; ".join(wrong))
 
 
 def _drifted(newest: Tree, triton: str, drift: Drift, steps: Steps) -> Row:
@@ -199,7 +201,10 @@ def _drifted(newest: Tree, triton: str, drift: Drift, steps: Steps) -> Row:
             wrong.append("the source holds no place for this drift")
         path.write_bytes(drifted.encode())
         before = _digests(tree)
-        verdict = check(_asked(Tree(tree, newest.version), triton), steps)
+        try:
+            verdict = check(_asked(Tree(tree, newest.version), triton), steps)
+        except FleetError as error:
+            return Row(_name(newest), triton, f"{drift.name}: refused", 0, 0, time.monotonic() - began, error.what)
         if verdict.outcome is not drift.fit:
             wrong.append(f"the check says {verdict.outcome}: {verdict.reason}")
         try:
@@ -214,7 +219,7 @@ def _drifted(newest: Tree, triton: str, drift: Drift, steps: Steps) -> Row:
             wrong.append("files are left changed")
     words = f"{drift.name}: {verdict.outcome}"
     stock, patched = (_most(launches) for launches in (verdict.stock, verdict.patched))
-    return Row(newest.version, triton, words, stock, patched, time.monotonic() - began, "; ".join(wrong))
+    return Row(_name(newest), triton, words, stock, patched, time.monotonic() - began, "; ".join(wrong))
 
 
 def _renamed(source: str) -> str:
@@ -260,15 +265,19 @@ def _timed(tree: Tree, triton: str, steps: Steps) -> tuple[float, float]:
     """Seconds of a whole command that compiles, and of the same request in a running program, compiled before."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
-        words = ["--vllm", tree.version, "--capability", _CAPABILITY, "--model", folder, "--triton", triton]
+        words = ["--vllm", str(tree.path), "--capability", _CAPABILITY, "--model", folder, "--triton", triton]
         began = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "fleet", "patch", "check", *words], cwd=PROJECT, check=True, capture_output=True
         )
         cold_s = time.monotonic() - began
         began = time.monotonic()
-        check(asked(tree_of(tree.version, steps), Path(folder), _CAPABILITY, triton, None), steps)
+        check(asked(tree_of(str(tree.path), steps), Path(folder), _CAPABILITY, triton, None), steps)
         return cold_s, time.monotonic() - began
+
+
+def _name(tree: Tree) -> str:
+    return tree.version or tree.path.name
 
 
 def _digests(tree: Path) -> dict[str, str]:

@@ -46,6 +46,8 @@ def environment(
     """
     home = cache_dir() / "tools"
     home.mkdir(exist_ok=True)
+    # Where it really is: an environment names the one that it lies beside.
+    home = home.resolve()
     made = home / f"{name}-{sys.implementation.cache_tag}"
     with locked(home):
         if not made.is_dir():

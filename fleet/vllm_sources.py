@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -115,8 +116,10 @@ def _fetch(client: Path, version: str, tree: Path) -> None:
     part.mkdir()
     try:
         archive = part / "sdist.tar.gz"
-        argv = [str(client), str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        # This project's Python, whose pip it asks for the indexes.
+        argv = [sys.executable, str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
+        own = {"PYTHONPATH": str(client), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(argv, env=os.environ | own, capture_output=True, text=True, check=False)
         if done.returncode:
             words = " ".join(done.stderr.split())[-300:]
             raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {words}")
@@ -132,12 +135,11 @@ def _fetch(client: Path, version: str, tree: Path) -> None:
 
 
 def _index_client(steps: Steps) -> Path:
-    """A Python with the index client of the source build, by hash; it asks the project's pip for its configuration."""
+    """The packages of the source build's index client, by hash."""
     lock = _FILES / "tools-requirements.txt"
     name = f"index-client-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
-    own = site_packages(Path(sys.executable))
     try:
-        return environment(name, "index client", ["--no-deps", "-r", str(lock)], _CLIENT_BYTES, steps, beside=own)
+        return site_packages(environment(name, "index client", ["--no-deps", "-r", str(lock)], _CLIENT_BYTES, steps))
     except NotThere as missing:
         raise out_of_reach(f"the package index does not have the index client: {missing}") from missing
 

@@ -31,6 +31,8 @@ CONFIG = {
         "head_dim": 256,
         "global_head_dim": 512,
         "sliding_window": 512,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
     },
 }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,13 @@ from fleet.patch_trees import apply_all
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
 from fleet.vllm_sources import Tree
+from tests.unit import scripted_compiler
 from tests.unit.test_patch_sources import SOURCE, SOURCES, UPSTREAM_FIX
 
-LAYERS = [[512, 8, 1, 0], [256, 8, 1, 512]]
-# Stands for the compiler: stock asks for 98,304 bytes, upstream's fix for 65,536, the patch for what is given.
-CHECKER = """\
-import json, pathlib, sys
-request = json.loads(pathlib.Path(sys.argv[1]).read_text())
-with open({log!r}, "a") as log:
-    log.write(json.dumps(request) + "\\n")
-text = pathlib.Path(request["sources"]["vllm/v1/attention/ops/triton_unified_attention.py"]).read_text()
-compile(text, "attention", "exec")
-{more}
-shared = {patched} if "vllm-fleet patch" in text else 98304 if "return 32" in text else 65536
-layer = {{"head_size": 512, "heads": 8, "kv_heads": 1}}
-launch = {{"kernel": "unified_attention", "phase": "prefill", "tile": 32, "block_m": 16, "warps": 4, **layer}}
-launches = [launch | {{"shared_bytes": shared, "registers": 64, "stack_bytes": 0}}]
-fits = shared <= request["limit_bytes"]
-print(json.dumps({{"triton": "3.7.1", "torch": "2.13.0", "launches": launches, "fits": fits}}))
-"""
-
+LAYERS = [
+    {"head_size": 512, "heads": 8, "kv_heads": 1, "sliding_window": 0},
+    {"head_size": 256, "heads": 8, "kv_heads": 1, "sliding_window": 512},
+]
 Scripted = Callable[..., Callable[[], list[dict[str, Any]]]]
 
 
@@ -56,23 +43,12 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """Puts a scripted compiler in place (bytes of the patched source, more lines); returns what lists its requests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(patch_check, "python_with", lambda _triton, _steps: Path(sys.executable))
-
-    def put(patched: int = 65536, more: str = "") -> Callable[[], list[dict[str, Any]]]:
-        log = tmp_path / "requests"
-        log.write_text("")
-        program = tmp_path / "checker.py"
-        program.write_text(CHECKER.format(log=str(log), patched=patched, more=more))
-        monkeypatch.setattr(patch_check, "CHECKER", program)
-        return lambda: [json.loads(line) for line in log.read_text().splitlines()]
-
-    return put
+    return partial(scripted_compiler.put, tmp_path, monkeypatch)
 
 
 def judged(tree: Path, **more: Any) -> Verdict:
     shape = {"dtype": "float16", "block_size": 16, "layers": LAYERS}
-    request = {"triton": "3.7.1", "capability": "7.5", "limit_bytes": 65536, "shape": shape, **more}
+    request: dict[str, Any] = {"triton": "3.7.1", "capability": "7.5", "limit_bytes": 65536, "shape": shape, **more}
     return check(Asked(Tree(tree, ""), **request), Steps(terminal(stderr=True), Durations(), "test"))
 
 
@@ -94,7 +70,8 @@ def test_stock_and_patched_are_asked_once(scripted: Scripted, tree: Path) -> Non
 def test_whatever_decides_the_answer_asks_anew(scripted: Scripted, tree: Path) -> None:
     asked_for = scripted()
     judged(tree)
-    for number, change in enumerate(({"limit_bytes": 98304}, {"capability": "7.2"}, {"shape": {"layers": []}})):
+    changes: list[dict[str, Any]] = [{"limit_bytes": 98304}, {"capability": "7.2"}, {"shape": {"dtype": "float32"}}]
+    for number, change in enumerate(changes):
         judged(tree, **change)
         assert len(asked_for()) == 2 * number + 4, change
     (tree / Path(ATTENTION).with_name("neighbor.py")).write_text("changed = 1\n")
@@ -201,12 +178,14 @@ def test_a_model_that_tells_no_attention(tmp_path: Path, tree: Path, config: str
 
 def test_what_is_not_given_comes_from_the_model_the_tree_and_the_capability(tmp_path: Path, tree: Path) -> None:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512}
-    config = {"model_type": "gemma4", "text_config": {**heads, "sliding_window": 512}}
+    types = ["sliding_attention", "full_attention"]
+    text = {**heads, "sliding_window": 512, "num_hidden_layers": 2, "layer_types": types}
+    config = {"model_type": "gemma4", "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = asked(Tree(tree, ""), tmp_path, "7.5", None, None)
     # FACTS: torch 2.13.0 brings Triton 3.7.1; a T4G has 65,536 bytes.
     assert (found.triton, found.limit_bytes, found.shape["dtype"]) == ("3.7.1", 65536, "float16")
-    assert {layer["head_size"] for layer in found.shape["layers"]} == {256, 512}
+    assert found.shape["layers"] == LAYERS
     given = asked(Tree(tree, ""), tmp_path, "7.0", "3.6.0", 49152)
     assert (given.triton, given.limit_bytes) == ("3.6.0", 49152)
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "gemma3"}))
