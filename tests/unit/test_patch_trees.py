@@ -12,20 +12,21 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.patch_engine import apply
-from ansible.module_utils.patch_registry import ATTENTION, TILE_CLAMP
+from ansible.module_utils.patch_registry import ATTENTION, FLEX
 
 from fleet.errors import ExitCode, FleetError
-from fleet.patch_trees import Outcome, Result, apply_all, revert_all, status_of
+from fleet.patch_trees import PATCHES, Outcome, Result, apply_all, revert_all, status_of
 from fleet.paths import PROJECT
-from tests.unit.test_patch_sources import SOURCE, tiles
+from tests.unit.test_patch_sources import SOURCE, SOURCES, tiles
 
 OTHER = "vllm/v1/other.py"
+[CLAMP] = PATCHES
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A tree that holds the file to patch and another one."""
-    for name, text in ((ATTENTION, SOURCE), (OTHER, "untouched = True\n")):
+    for name, text in ((OTHER, "untouched = True\n"), *SOURCES.items()):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -48,7 +49,7 @@ def test_applied_then_in_place_then_reverted_to_the_byte(tree: Path) -> None:
     applied = apply_all(tree, "7.5")
     assert outcome(applied) == [Outcome.APPLIED]
     after = contents(tree)
-    assert {name for name in after if after[name] != before.get(name)} == {ATTENTION}
+    assert {name for name in after if after[name] != before.get(name)} == {ATTENTION, FLEX}
     assert applied[0].files[ATTENTION] == {
         "sha256": hashlib.sha256(after[ATTENTION]).hexdigest(),
         "pristine_sha256": hashlib.sha256(before[ATTENTION]).hexdigest(),
@@ -75,16 +76,15 @@ def test_from_8_0_on_a_changed_file_is_nobodys_conflict(tree: Path) -> None:
 
 
 def test_an_earlier_revision_is_replaced_and_not_stacked(tree: Path) -> None:
-    earlier = replace(TILE_CLAMP, revision=TILE_CLAMP.revision - 1)
-    edit = replace(earlier.edits[0], block="_fleet_earlier = True\n")
-    (tree / ATTENTION).write_text(apply(SOURCE, earlier, edit))
+    edit = replace(CLAMP.edits[2], block="_fleet_earlier = True\n", needs=())
+    (tree / ATTENTION).write_text(apply(SOURCE, replace(CLAMP, revision=2, edits=(edit,)), ATTENTION))
     [found] = status_of(tree, "7.5")
     assert found.outcome is Outcome.ABSENT
-    assert "an earlier revision" in found.reason
+    assert "another revision" in found.reason
     assert outcome(apply_all(tree, "7.5")) == [Outcome.APPLIED]
     text = (tree / ATTENTION).read_text()
     assert "_fleet_earlier" not in text
-    assert text == apply(SOURCE, TILE_CLAMP, TILE_CLAMP.edits[0])
+    assert text == apply(SOURCE, CLAMP, ATTENTION)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,30 @@ def test_a_patch_comes_out_where_it_would_not_fit_anymore(tree: Path) -> None:
     assert path.read_text() == SOURCE.replace("_get_tile_size", "_pick_tile")
 
 
-def test_patches_are_applied_as_a_set(tree: Path) -> None:
-    impossible = replace(TILE_CLAMP, id="other", edits=(replace(TILE_CLAMP.edits[0], target=OTHER),))
+def test_a_version_before_the_first_is_refused(tree: Path) -> None:
+    (tree / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: vllm\nVersion: 0.25.1\n")
     before = contents(tree)
-    with pytest.raises(FleetError, match="unified_attention stands 0 times"):
-        apply_all(tree, "7.5", [TILE_CLAMP, impossible])
+    with pytest.raises(FleetError, match=r"vLLM 0\.25\.1 is older than 0\.26\.0") as error:
+        apply_all(tree, "7.5")
+    assert error.value.code is ExitCode.REFUSED
+    assert contents(tree) == before
+    (tree / "PKG-INFO").write_text("Version: 0.26.0\n")
+    assert outcome(apply_all(tree, "7.5")) == [Outcome.APPLIED]
+
+
+def test_a_malformed_entry_changes_nothing(tree: Path) -> None:
+    before = contents(tree)
+    with pytest.raises(FleetError, match="removal is empty") as error:
+        apply_all(tree, "7.5", [replace(CLAMP, removal="")])
+    assert error.value.code is ExitCode.BAD_INPUT
+    assert contents(tree) == before
+
+
+def test_patches_are_applied_as_a_set(tree: Path) -> None:
+    impossible = replace(CLAMP, id="other", edits=(replace(CLAMP.edits[0], target=OTHER),))
+    before = contents(tree)
+    with pytest.raises(FleetError, match="function unified_attention stands 0 times"):
+        apply_all(tree, "7.5", [CLAMP, impossible])
     assert contents(tree) == before
 
 

@@ -58,7 +58,11 @@ def test_a_version_is_fetched_once_and_only_its_kernels_are_kept(index: Index, s
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [("0.25.1", "is older than 0.26.0, the oldest that was patched"), ("0.99.0", "is not on the package index"), ("0.27.x", "is no version")],
+    [
+        ("0.25.1", "is older than 0.26.0, the oldest that was patched"),
+        ("0.99.0", "is not on the package index"),
+        ("0.27.x", "is no version"),
+    ],
 )
 def test_another_version_is_refused_with_those_that_are(index: Index, steps: Steps, asked: str, words: str) -> None:
     with pytest.raises(FleetError, match=f"vLLM {asked} {words}; there are 0.26.0, 0.27.1") as error:
