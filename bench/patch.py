@@ -45,6 +45,8 @@ _CONFIG = {
         "head_dim": 256,
         "global_head_dim": 512,
         "sliding_window": 512,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
     },
 }
 _SHAPE = {
@@ -199,7 +201,10 @@ def _drifted(newest: Tree, triton: str, drift: Drift, steps: Steps) -> Row:
             wrong.append("the source holds no place for this drift")
         path.write_bytes(drifted.encode())
         before = _digests(tree)
-        verdict = check(_asked(Tree(tree, newest.version), triton), steps)
+        try:
+            verdict = check(_asked(Tree(tree, newest.version), triton), steps)
+        except FleetError as error:
+            return Row(newest.version, triton, f"{drift.name}: refused", 0, 0, time.monotonic() - began, error.what)
         if verdict.outcome is not drift.fit:
             wrong.append(f"the check says {verdict.outcome}: {verdict.reason}")
         try:

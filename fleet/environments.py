@@ -46,6 +46,8 @@ def environment(
     """
     home = cache_dir() / "tools"
     home.mkdir(exist_ok=True)
+    # Where it really is: an environment names the one that it lies beside.
+    home = home.resolve()
     made = home / f"{name}-{sys.implementation.cache_tag}"
     with locked(home):
         if not made.is_dir():
@@ -107,10 +109,11 @@ def _make(made: Path, what: str, packages: Sequence[str], room_bytes: int, besid
     part = made.with_name(f".{made.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
     python = part / "bin" / "python"
+    config = host_pip_config.read(sys.executable)
     try:
-        _uv(["venv", "-q", "--python", sys.executable, str(part)], what)
-        indexes = host_pip_config.for_uv(sys.executable)
-        _uv(["pip", "install", "-q", "--python", str(python), *indexes, *packages], what)
+        _uv(["venv", "-q", "--python", sys.executable, str(part)], what, config)
+        indexes = host_pip_config.for_uv(config)
+        _uv(["pip", "install", "-q", "--python", str(python), *indexes, *packages], what, config)
         if beside:
             (site_packages(python) / "beside.pth").write_text(f"{beside}\n")
         part.rename(made)
@@ -118,9 +121,8 @@ def _make(made: Path, what: str, packages: Sequence[str], room_bytes: int, besid
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _uv(argv: list[str], what: str) -> None:
+def _uv(argv: list[str], what: str, config: dict[str, list[str]]) -> None:
     """Runs the project's uv; nothing is left in its own cache."""
-    config = host_pip_config.read(sys.executable)
     more = {"UV_HTTP_TIMEOUT": "180", "UV_NO_CACHE": "1", "TMPDIR": str(cache_dir() / "tools")}
     if "cert" in config:
         more["SSL_CERT_FILE"] = config["cert"][-1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 from fleet.compilers import TRITON_OF_TORCH, python_with
 from fleet.environments import site_packages
 from fleet.errors import ExitCode, FleetError
-from fleet.patch_trees import PATCHES, apply_all, revert_all
+from fleet.patch_trees import FIGURES, PATCHES, apply_all, revert_all
 from fleet.paths import PROJECT, cache_dir
 from fleet.steps import Steps
 from fleet.vllm_sources import Tree
 
-from ansible.module_utils.attention_shape import below_8  # isort: skip
+from ansible.module_utils.attention_shape import attention_shape, largest_group  # isort: skip
+from ansible.module_utils.host_plan import Wishes  # isort: skip
+from ansible.module_utils.model_decisions import NO_FLOAT16  # isort: skip
 from ansible.module_utils.model_probe import shape as shape_of  # isort: skip
 from ansible.module_utils.patch_check import NoVerdict, compilers_of, question, run_check  # isort: skip
 from ansible.module_utils.patch_files import write_whole  # isort: skip
@@ -91,7 +94,7 @@ def asked(tree: Tree, model: Path, capability: str, triton: str | None, limit_by
 
 
 def model_shape(model: Path) -> dict[str, Any]:
-    """The attention of the model in a folder, from its config.json. Raises FleetError."""
+    """The attention of the model in a folder as a GPU below 8.0 runs it, from its config.json. Raises FleetError."""
     path = model / "config.json"
     where, mend = str(path), "give the folder of a model whose config.json tells its heads"
     try:
@@ -103,7 +106,9 @@ def model_shape(model: Path) -> dict[str, Any]:
     told = shape_of(config) if isinstance(config, dict) else {"attention": []}
     if not told["attention"]:
         raise FleetError("config.json tells no attention that these kernels serve", where=where, mend=mend, who="patch")
-    found: dict[str, Any] = below_8(told["model_type"], told["attention"])
+    # There is no bfloat16 below 8.0.
+    dtype = "float32" if told["model_type"] in NO_FLOAT16 else "float16"
+    found: dict[str, Any] = attention_shape(told["attention"], dtype, Wishes())
     return found
 
 
@@ -138,17 +143,14 @@ def check(asked: Asked, steps: Steps) -> Verdict:
 def _versions(asked: Asked) -> tuple[dict[str, dict[str, bytes]], FleetError | None]:
     """The files as upstream has them (`stock`) and `patched`, as far as they can be had, and the conflict if any."""
     contents = {}
-    with tempfile.TemporaryDirectory() as folder:
-        copy = copied(asked.tree.path, Path(folder))
-        try:
+    try:
+        with copy_of(asked.tree.path) as copy:
             revert_all(copy)
             contents["stock"] = _contents(copy)
             apply_all(copy, asked.capability)
             contents["patched"] = _contents(copy)
-        except FleetError as conflict:
-            # The copy's place says nothing to the reader.
-            conflict.where = conflict.where.replace(str(copy), str(asked.tree.path))
-            return contents, conflict
+    except FleetError as conflict:
+        return contents, conflict
     return contents, None
 
 
@@ -163,16 +165,22 @@ def _triton_of(tree: Tree) -> str:
     return TRITON_OF_TORCH[pin]
 
 
-def copied(tree: Path, folder: Path) -> Path:
-    """The files that a patch may touch, and the record of what a wheel installed, in an empty folder; returns it."""
-    targets = {target for patch in PATCHES for target in patch.targets}
-    records = {str(path.relative_to(tree)) for path in tree.glob("vllm*.dist-info/RECORD")}
-    (folder / "vllm").mkdir()
-    for name in sorted(targets | records):
-        if (tree / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(tree / name, folder / name)
-    return folder
+@contextmanager
+def copy_of(tree: Path) -> Iterator[Path]:
+    """A copy of the files that a patch may touch and of what tells of the whole; errors name the tree, not the copy."""
+    targets = {tree / target for patch in PATCHES for target in patch.targets}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "vllm").mkdir()
+        for path in (*targets, *tree.glob("vllm*.dist-info/*"), tree / "PKG-INFO"):
+            if path.is_file():
+                copy = folder / path.relative_to(tree)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, copy)
+        try:
+            yield Path(folder)
+        except FleetError as error:
+            error.where = error.where.replace(folder, str(tree))
+            raise
 
 
 def _contents(copy: Path) -> dict[str, bytes]:
@@ -223,16 +231,16 @@ def _most(report: Mapping[str, Any]) -> int:
 
 
 def _does_not_fit(asked: Asked, report: Mapping[str, Any]) -> FleetError:
-    """Says which launch asks for most, and what would fit by the formula that holds for wide heads."""
+    """Says which launch asks for most, and what would fit by the launch shapes that were compiled before."""
     worst = max(report["launches"], key=lambda launch: int(launch["shared_bytes"]))
     head, group = worst["head_size"], -(-worst["heads"] // worst["kv_heads"])
-    # 4 * (rows + tile) * head bytes, the narrowest tile 16, rows a power of 2 and at least the query heads of a group.
-    rows = asked.limit_bytes // (4 * head) - 16
-    fitting = f"at most {1 << (rows.bit_length() - 1)} query heads per KV head" if rows >= 16 else "narrower heads"
+    figures = json.loads(FIGURES.read_text())["capabilities"].get(asked.capability, {"shapes": []})["shapes"]
+    most = largest_group(figures, head, asked.shape["dtype"], asked.limit_bytes)
+    fitting = f"at most {most} query heads per KV head where they are {head} wide" if most else "narrower heads"
     return FleetError(
         f"does not fit: {worst['phase']} of {head}-wide heads, {group} to a KV head, asks for "
         f"{worst['shared_bytes']:,} bytes of shared memory of {asked.limit_bytes:,} also when patched",
         where=f"capability {asked.capability}, vLLM {asked.tree.version or asked.tree.path}",
-        mend=f"serve a model with {fitting} where they are {head} wide, or use a GPU of capability 8.0 or above",
+        mend=f"serve a model with {fitting}, or use a GPU of capability 8.0 or above",
         code=ExitCode.REFUSED, who="patch",
     )  # fmt: skip

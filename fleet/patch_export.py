@@ -7,11 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from fleet.errors import ExitCode, FleetError
-from fleet.patch_check import copied
+from fleet.patch_check import copy_of
 from fleet.patch_trees import apply_all, revert_all
 from fleet.paths import PROJECT
 from fleet.vllm_sources import Tree
@@ -35,8 +34,7 @@ def export(tree: Tree) -> str:
         raise FleetError(
             "git is not installed", where="PATH", mend="apt-get install git", code=ExitCode.REFUSED, who="patch"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        repository = copied(tree.path, Path(folder))
+    with copy_of(tree.path) as repository:
         revert_all(repository)
         _git(repository, "init", "-q")
         _git(repository, "add", ".")
@@ -49,7 +47,7 @@ def export(tree: Tree) -> str:
         shutil.copy(_UPSTREAM / _TEST, test)
         _git(repository, "add", ".")
         _git(repository, "commit", "-q", "-F", str(_UPSTREAM / "message.txt"))
-        return _git(repository, "format-patch", "-1", "--stdout")
+        return _git(repository, "format-patch", "-1", "--stdout", "--no-signature")
 
 
 def _restyle(path: Path) -> None:
@@ -62,7 +60,7 @@ def _restyle(path: Path) -> None:
 
 def _git(repository: Path, *words: str) -> str:
     """Runs git with the user's identity and nothing else of the user's configuration that would change the mail."""
-    settings = ("commit.gpgsign=false", "core.autocrlf=false", "core.hooksPath=/dev/null", "format.signature=")
+    settings = ("commit.gpgsign=false", "core.autocrlf=false", "core.hooksPath=/dev/null", "user.useConfigOnly=true")
     options = [word for setting in settings for word in ("-c", setting)]
     # A repository that somebody stands in is not this one.
     env = {
@@ -72,7 +70,7 @@ def _git(repository: Path, *words: str) -> str:
         ["git", "-C", str(repository), *options, *words], env=env, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        unknown = "tell me who you are" in done.stderr
+        unknown = "tell me who you are" in done.stderr.lower()
         what = "git does not know whose the patch is" if unknown else f"git {words[0]}: {done.stderr.strip()[-400:]}"
         raise FleetError(
             what, where="git's configuration", code=ExitCode.REFUSED, who="patch",

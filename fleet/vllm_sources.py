@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from fleet.paths import PROJECT, cache_dir
 from fleet.steps import Steps
 
 from ansible.module_utils.model_decisions import FIRST_BELOW_8  # isort: skip
+from ansible.module_utils.patch_files import vllm_version  # isort: skip
 
 NEWEST = "newest"
 _FILES = PROJECT / "roles" / "vllm_source_build" / "files"
@@ -67,7 +69,7 @@ def tree_of(vllm: str, steps: Steps) -> Tree:
             where=f"--vllm {vllm}", mend="give a version such as 0.33.0, newest, or the path of an unpacked sdist",
             who="patch",
         )  # fmt: skip
-    return Tree(path, _told_version(path))
+    return Tree(path, vllm_version(path))
 
 
 def versions() -> list[str]:
@@ -114,8 +116,10 @@ def _fetch(client: Path, version: str, tree: Path) -> None:
     part.mkdir()
     try:
         archive = part / "sdist.tar.gz"
-        argv = [str(client), str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        # This project's Python, whose pip it asks for the indexes.
+        argv = [sys.executable, str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
+        own = {"PYTHONPATH": str(client), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(argv, env=os.environ | own, capture_output=True, text=True, check=False)
         if done.returncode:
             words = " ".join(done.stderr.split())[-300:]
             raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {words}")
@@ -123,32 +127,21 @@ def _fetch(client: Path, version: str, tree: Path) -> None:
             tar.extractall(part, [member for member in tar if _KEPT.fullmatch(member.name)], filter="data")
         archive.unlink()
         [unpacked] = part.iterdir()
-        if _told_version(unpacked) != version:
-            raise out_of_reach(
-                f"the sdist says version {_told_version(unpacked) or 'nothing'}, and {version} is wanted"
-            )
+        if vllm_version(unpacked) != version:
+            raise out_of_reach(f"the sdist says version {vllm_version(unpacked) or 'nothing'}, and {version} is wanted")
         unpacked.rename(tree)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _index_client(steps: Steps) -> Path:
-    """A Python with the index client of the source build, by hash; it asks the project's pip for its configuration."""
+    """The packages of the source build's index client, by hash."""
     lock = _FILES / "tools-requirements.txt"
     name = f"index-client-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
-    own = site_packages(Path(sys.executable))
     try:
-        return environment(name, "index client", ["--no-deps", "-r", str(lock)], _CLIENT_BYTES, steps, beside=own)
+        return site_packages(environment(name, "index client", ["--no-deps", "-r", str(lock)], _CLIENT_BYTES, steps))
     except NotThere as missing:
         raise out_of_reach(f"the package index does not have the index client: {missing}") from missing
-
-
-def _told_version(tree: Path) -> str:
-    """What the metadata of an unpacked sdist or of an installed package says; empty where there is none."""
-    for told in (tree / "PKG-INFO", *tree.glob("vllm-*.dist-info/METADATA")):
-        if told.is_file():
-            return str(HeaderParser().parsestr(told.read_text()).get("Version", ""))
-    return ""
 
 
 def _requirement(line: str) -> Requirement | None:

@@ -37,11 +37,18 @@ def test_the_host_is_measured(host: Any, record: Any) -> None:
 def test_each_decision_has_its_reason(record: Any) -> None:
     kept = record(HOST)
     decisions = {decision["topic"]: decision for decision in kept["decisions"]}
-    assert {"capability", "method", "torch", "dtype", "model", "swap", "disk"} <= set(decisions)
+    assert {"capability", "method", "torch", "dtype", "kernels", "model", "swap", "disk"} <= set(decisions)
     assert decisions["dtype"]["decision"] == "float16"
     assert "8.0" in decisions["dtype"]["why"]
     assert all(len(decision["why"]) > 20 for decision in kept["decisions"])
     assert kept["plan"]["shared_memory_optin_bytes"] == 65536
+
+
+def test_the_attention_is_that_of_the_model_to_serve(record: Any) -> None:
+    # A Gemma 4 in small (sandbox/model/build.py): two sliding layers and a full one.
+    layers = [{"head_size": 512, "heads": 4, "kv_heads": 1, "sliding_window": 0},
+              {"head_size": 256, "heads": 4, "kv_heads": 1, "sliding_window": 512}]  # fmt: skip
+    assert record(HOST)["plan"]["attention"] == {"dtype": "float16", "block_size": 16, "layers": layers}
 
 
 def test_what_is_here_is_a_fact(host: Any) -> None:

@@ -31,10 +31,10 @@ def read(python: str) -> dict[str, list[str]]:
     return config
 
 
-def for_uv(python: str) -> list[str]:
-    """The same in uv's words; the newest of all indexes is taken, as pip does."""
+def for_uv(config: dict[str, list[str]]) -> list[str]:
+    """What `read` found in uv's words; the newest of all indexes is taken, as pip does."""
     words = ["--index-strategy", "unsafe-best-match"]
-    for name, values in read(python).items():
+    for name, values in config.items():
         if name in _PIP_TO_UV:
             words += [word for value in values for word in (_PIP_TO_UV[name], value)]
     return words

@@ -29,6 +29,7 @@ class Wishes:
     writes: tuple[Mapping[str, Any], ...] = ()
     disk_enforced: bool = True
     index_silence: tuple[str, str] = ("", "")
+    kernel_figures: Mapping[str, Any] = field(default_factory=dict)
 
     def argument(self, *names: str) -> str:
         """The value of an argument of vLLM's server, `--name value` or `--name=value`; the last one counts."""
@@ -38,6 +39,11 @@ class Wishes:
             if name in names:
                 found = value if sign else following
         return found
+
+    def number(self, default: int, *names: str) -> int:
+        """The value of an argument that is a whole number from 1 on, else the default."""
+        found = self.argument(*names)
+        return int(found) if re.fullmatch(r"0*[1-9]\d*", found, re.ASCII) else default
 
 
 @dataclass(slots=True)
@@ -51,6 +57,7 @@ class Plan:
     swap_mib: int = 0
     shared_memory_optin_bytes: int = 0
     weights_bytes: int = 0
+    attention: dict[str, Any] = field(default_factory=dict)
     decisions: list[dict[str, str]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -68,7 +75,7 @@ class Plan:
         return version_pair(self.capability) < (8, 0)
 
     def facts(self) -> dict[str, Any]:
-        """The plan as `vllm_plan`; sizes in MiB and bytes as named."""
+        """The plan as `vllm_plan`; sizes in MiB and bytes as named, `attention` as `attention_shape` returns it."""
         return {
             "capability": self.capability,
             "architecture": self.architecture,
@@ -77,6 +84,7 @@ class Plan:
             "swap_mib": self.swap_mib,
             "shared_memory_optin_bytes": self.shared_memory_optin_bytes,
             "weights_bytes": self.weights_bytes,
+            "attention": self.attention,
             "decisions": self.decisions,
             "refusals": [{"what": r.what, "where": r.where, "mend": r.mend} for r in self.refusals],
         }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible.module_utils.attention_shape import attention_shape, largest_group, least_bytes
 from ansible.module_utils.host_plan import MIB, Plan, Wishes, version_pair
 
 # vLLM refuses float16 for these (0.32.0, config/model.py), and bfloat16 needs capability 8.0.
@@ -15,10 +16,8 @@ FIRST_WITH_MIXED_HEADS = "0.27.2"
 # The oldest release whose kernels were compiled for 7.5 and patched; its predecessors' were not looked at.
 FIRST_BELOW_8 = "0.26.0"
 FP8_CAPABILITY = "8.9"
-# The narrowest tile that compiles, and the fewest rows of a block (triton_unified_attention.py).
-_TILE, _ROWS = 16, 16
-# From this width on, shared memory per block was measured to be 4 * (rows + tile) * head bytes at capability 7.5.
-_MEASURED_FROM = 256
+# What vLLM's --dtype takes for a type (config/model.py).
+_TYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
 # The size is rounded up to this, so that a few MiB of MemTotal more or less do not resize the swapfile.
 SWAP_STEP_MIB = 512
 
@@ -29,7 +28,8 @@ def decide_model(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any], 
     _files(plan, model, wishes)
     _dtype(plan, model, wishes)
     _kv_cache(plan, wishes)
-    _kernels(plan, model)
+    plan.attention = attention_shape(model["attention"], _computed_in(plan, model, wishes), wishes)
+    _kernels(plan, model, wishes)
     _version(plan, model, wishes)
     if plan.below_8 and model["vision"]:
         plan.decide(
@@ -136,29 +136,61 @@ def _kv_cache(plan: Plan, wishes: Wishes) -> None:
         )
 
 
-def _kernels(plan: Plan, model: Mapping[str, Any]) -> None:
-    """Whether the attention kernel can fit at all; whether it does, only its compilation tells."""
-    limit = plan.shared_memory_optin_bytes
+def _computed_in(plan: Plan, model: Mapping[str, Any], wishes: Wishes) -> str:
+    """The type that vLLM computes in: what is asked for, else the plan's, else the model's own.
+
+    From 8.0 on weights in float32, or in float16 of a model that is unstable in it, are computed in bfloat16, as are
+    those whose type is not known (`_resolve_auto_dtype`, 0.33.0).
+    """
+    asked = _TYPES.get(wishes.argument("--dtype")) or _TYPES.get(plan.dtype)
+    stable = model["weights_dtype"] == "float16" and model["model_type"] not in NO_FLOAT16
+    return asked or ("float16" if stable else "bfloat16")
+
+
+def _kernels(plan: Plan, model: Mapping[str, Any], wishes: Wishes) -> None:
+    """Whether the attention kernels can fit at all, by the compiler's figures; of what is built it tells anew."""
+    limit, later = plan.shared_memory_optin_bytes, "the compiler decides after the build"
     if not plan.below_8 or not limit:
         return
-    for head, heads, kv_heads in model["attention"]:
-        group = -(-heads // kv_heads)
-        wide, rows = 1 << (head - 1).bit_length(), max(_ROWS, 1 << (group - 1).bit_length())
-        least = 4 * (rows + _TILE) * wide
-        if head >= _MEASURED_FROM and least > limit:
+    if not plan.attention:
+        name = model["name"] or "the model"
+        plan.decide(
+            "kernels", "not known yet", f"the attention of {name} is not known; {later}, for triton_patch_shape"
+        )
+        return
+    dtype = plan.attention["dtype"]
+    figures = wishes.kernel_figures.get("capabilities", {}).get(plan.capability, {}).get("shapes", [])
+    kinds = sorted({(layer["head_size"], layer["heads"], layer["kv_heads"]) for layer in plan.attention["layers"]})
+    fitting, unknown = [], []
+    for head, heads, kv_heads in kinds:
+        group, least = -(-heads // kv_heads), least_bytes(figures, head, heads, kv_heads, dtype)
+        if least is None:
+            unknown.append(f"{head} wide with {group} query heads to a KV head")
+        elif least <= limit:
+            fitting.append(f"{least:,} for {head} wide with {group} query heads to a KV head")
+        else:
+            most = largest_group(figures, head, dtype, limit)
             plan.refuse(
-                f"{group} query heads share a KV head {head} wide: the attention kernel asks for {least:,} bytes of "
-                f"shared memory with the narrowest tile, and the GPU has {limit:,}; the kernel patch cannot mend it",
+                f"{group} query heads share a KV head {head} wide: the attention kernel asks for at least {least:,} "
+                f"bytes of shared memory in {dtype}, and the GPU has {limit:,}; "
+                f"{f'up to {most}' if most else 'none'} fit at this width, and from capability 8.0 on that limit is "
+                "gone, with at least 101,376 bytes",
                 f"{model['name']} config.json",
                 "use an instance type with capability 8.0 or newer, or set preflight_model to another model",
             )
+    if unknown:
+        words = f"nothing is known of heads {', '.join(unknown)} in {dtype} at capability {plan.capability}"
+        plan.decide("kernels", "not known yet", f"{words}; {later}")
+    elif len(fitting) == len(kinds):
+        words = f"least shared memory in {dtype}, bytes: {', '.join(fitting)}; the GPU has {limit:,}"
+        plan.decide("kernels", "can fit", f"{words}; {later}")
 
 
 def _version(plan: Plan, model: Mapping[str, Any], wishes: Wishes) -> None:
     floors = []
     if plan.below_8:
         floors.append((FIRST_BELOW_8, f"for capability {plan.capability} no older one was patched and compiled"))
-    if len({head for head, _, _ in model["attention"]}) > 1:
+    if len({head for head, *_ in model["attention"]}) > 1:
         floors.append((FIRST_WITH_MIXED_HEADS, f"{model['model_type']} has heads of several widths"))
     for version in wishes.vllm_versions:
         for floor, why in floors:
@@ -179,9 +211,8 @@ def _fit(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any], wishes: 
     weights, why = int(model["weights_bytes"]), ""
     if plan.dtype == "float32" and model["weights_dtype"] in ("bfloat16", "float16"):
         weights, why = 2 * weights, f", twice their {model['weights_dtype']} size as float32"
-    asked = wishes.argument("--tensor-parallel-size", "-tp")
     sizes = [int(gpu["memory_bytes"]) for gpu in host["gpus"]]
-    used = sizes[: int(asked) if asked.isdigit() else 1]
+    used = sizes[: wishes.number(1, "--tensor-parallel-size", "-tp")]
     if not used or not weights:
         return
     words = f"weights {weights:,} bytes{why}, {sum(used):,} bytes of GPU memory"

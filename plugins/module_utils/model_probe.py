@@ -20,6 +20,21 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.jso
 # What `known` holds of a model, apart from where it was learned.
 FACTS = ("model_type", "weights_dtype", "vision", "attention", "chat_template", "largest_bytes", "weights_bytes")
 
+# What a config.json may leave out because its class has it (transformers 5.24). Of every so many layers the last has
+# no window.
+_UNSAID: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+    },
+    "gemma3n_text": {"head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 5},
+    "gemma4_text": {
+        "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": False, "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
+}  # fmt: skip
+
 
 def read_model(
     name: str, endpoint: str, token_file: str, given_bytes: int, recorded: Mapping[str, Any]
@@ -35,9 +50,9 @@ def read_model(
 
     Returns:
         The facts of `FACTS` (0, empty and None are "not known"; the size of the largest file and of all weights in
-        bytes; attention as `[head size, query heads, KV heads]`), and `name`, `local`, `exists`, `config`,
-        `missing` (files that the index names and the folder lacks), `source` (who told the size, in words) and
-        `silence`: `{status, words, token}` of a hub that did not tell, or nothing.
+        bytes; attention as `[head size, query heads, KV heads, window]` of each kind of layer), and `name`, `local`,
+        `exists`, `config`, `missing` (files that the index names and the folder lacks), `source` (who told the size,
+        in words) and `silence`: `{status, words, token}` of a hub that did not tell, or nothing.
     """
     known: dict[str, Any] = {
         "name": name, "local": name.startswith("/"), "exists": False, "config": False, "missing": [],
@@ -55,6 +70,9 @@ def read_model(
         hub = Hub(endpoint, name, token_file)
         if recorded.get("name") == name:
             known |= {key: recorded[key] for key in FACTS if key in recorded}
+            # Records of before the windows were read hold three numbers. What heads there are decides what fits, so
+            # that is kept, with no window, until the hub tells it again.
+            known["attention"] = [[*entry, 0][:4] for entry in known["attention"]]
             known["source"] = "told by the hub at an earlier run"
         try:
             listing = hub.sizes()
@@ -105,31 +123,63 @@ def _has_template(name: str, content: bytes) -> bool:
 def shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """Model type, type of the weights and attention, from a `config.json`.
 
-    A model with several modalities keeps the language model's part in `text_config`. Gemma 4 says its wide heads
-    either as `global_head_dim` and `num_global_key_value_heads` or layer by layer in `per_layer_config`.
+    A model with several modalities keeps the language model's part in `text_config`.
     """
     text = config.get("text_config") or config
-    heads = _number(text.get("num_attention_heads"))
-    kv_heads = _number(text.get("num_key_value_heads", heads))
-    head = _number(text.get("head_dim")) or (_number(text.get("hidden_size")) // heads if heads else 0)
-    layers = list((text.get("per_layer_config") or {}).values())
-    if text.get("global_head_dim"):
-        wide = {"head_dim": text["global_head_dim"]}
-        if text.get("attention_k_eq_v", True) and text.get("num_global_key_value_heads"):
-            wide["num_key_value_heads"] = text["num_global_key_value_heads"]
-        layers.append(wide)
-    found = {(head, heads, kv_heads)} | {
-        (_number(layer.get("head_dim", head)), heads, _number(layer.get("num_key_value_heads", kv_heads)))
-        for layer in layers
-    }
-    # A latent cache (kv_lora_rank) has kernels of its own, which these heads say nothing about.
-    known = all(all(entry) for entry in found) and not text.get("kv_lora_rank")
+    kind = str(text.get("model_type") or config.get("model_type") or "")
     return {
         "model_type": str(config.get("model_type") or ""),
         "weights_dtype": str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or ""),
         "vision": "vision_config" in config,
-        "attention": sorted(list(entry) for entry in found) if known else [],
+        "attention": _attention({**_UNSAID.get(kind, {}), **text}, kind),
     }
+
+
+def _attention(text: Mapping[str, Any], kind: str) -> list[list[int]]:
+    """The kinds of layers, each `[head size, query heads, KV heads, window]`; nothing where one cannot be told.
+
+    Gemma 4 says its wide heads layer by layer in `per_layer_config`, or for all full layers as `global_head_dim` and
+    `num_global_key_value_heads`, the latter only where keys are values (transformers 5.24, configuration_gemma4).
+    """
+    types = _layer_types(text)
+    changes = {int(index): change for index, change in (text.get("per_layer_config") or {}).items()}
+    if "per_layer_config" not in text and text.get("global_head_dim"):
+        wide = {"head_dim": text["global_head_dim"]}
+        if text.get("attention_k_eq_v", True) and text.get("num_global_key_value_heads"):
+            wide["num_key_value_heads"] = text["num_global_key_value_heads"]
+        changes = {index: wide for index, layer in enumerate(types) if layer != "sliding_attention"}
+    found = {
+        _entry({**text, **changes.get(index, {})}, kind, types[index] if index < len(types) else "")
+        for index in range(max(1, _number(text.get("num_hidden_layers"))))
+    }
+    # A latent cache (kv_lora_rank) has kernels of its own, which these heads say nothing about.
+    known = all(all(entry[:3]) for entry in found) and not text.get("kv_lora_rank")
+    return sorted(list(entry) for entry in found) if known else []
+
+
+def _layer_types(text: Mapping[str, Any]) -> list[str]:
+    """`sliding_attention` or another word for each layer; nothing where all layers are alike."""
+    if text.get("layer_types"):
+        return [str(layer) for layer in text["layer_types"]]
+    count, pattern = _number(text.get("num_hidden_layers")), _number(text.get("sliding_window_pattern"))
+    if text.get("use_sliding_window") and "max_window_layers" in text:
+        full = _number(text["max_window_layers"])
+        return ["full_attention" if index < full else "sliding_attention" for index in range(count)]
+    if not pattern:
+        return []
+    return ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(count)]
+
+
+def _entry(layer: Mapping[str, Any], kind: str, layer_type: str) -> tuple[int, int, int, int]:
+    """One layer's kind. Without layer types a window is that of every layer (engine/arg_utils.py, 0.27.0 to 0.33.0)."""
+    heads = _number(layer.get("num_attention_heads"))
+    told = layer.get("num_key_value_heads")
+    kv_heads = heads if told is None else _number(told)
+    head = _number(layer.get("head_dim")) or (_number(layer.get("hidden_size")) // heads if heads else 0)
+    # Qwen's have a window in their file and do not use it unless they say so.
+    used = layer.get("use_sliding_window", not kind.startswith("qwen"))
+    window = _number(layer.get("sliding_window")) if used and layer_type in ("", "sliding_attention") else 0
+    return head, heads, kv_heads, window
 
 
 def _number(value: object) -> int:

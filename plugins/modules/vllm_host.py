@@ -51,6 +51,10 @@ options:
       inodes: {type: int, default: 0, description: Files that are made.}
       exec: {type: bool, default: false, description: What lies there is run.}
       model: {type: bool, default: false, description: A model from the hub is kept there too.}
+  kernel_figures:
+    type: dict
+    required: true
+    description: What the compiler said of the attention kernels, by capability, as in C(launch_shapes.json).
   releases: {type: path, required: true, description: Folder of the releases; one in place has had its room.}
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
 author: [vllm-fleet]
@@ -62,10 +66,11 @@ EXAMPLES = """
     capabilities: ['7.5']
     torch_prefixes: [/opt/pytorch]
     writes: []
+    kernel_figures: {capabilities: {}}
     releases: /opt/vllm/releases
 """
 RETURN = """
-plan: {type: dict, returned: always, description: "capability, method, dtype, swap_mib, decisions, refusals."}
+plan: {type: dict, returned: always, description: "capability, method, dtype, swap_mib, attention, decisions."}
 recorded: {type: bool, returned: success, description: Whether an earlier run kept a record.}
 differences: {type: list, returned: success, description: "What differs from that record, name, before and now."}
 """
@@ -98,6 +103,7 @@ def main() -> None:
             "swap_margin_mib": {"type": "int", "default": 1024},
             "swapfile": {"type": "str", "default": ""},
             "writes": {"type": "list", "elements": "dict", "required": True, "options": _WRITES},
+            "kernel_figures": {"type": "dict", "required": True},
             "releases": {"type": "path", "required": True},
             "state": {"type": "path", "default": "/var/lib/vllm-fleet"},
         },
@@ -126,6 +132,7 @@ def main() -> None:
         swapfile_path=p["swapfile"],
         writes=tuple(p["writes"]),
         disk_enforced=installs,
+        kernel_figures=p["kernel_figures"],
         index_silence=silence(python, "vllm") if installs else ("", ""),
     )
     plan = make_plan(host, model, wishes)

@@ -7,7 +7,24 @@ from typing import Any
 from ansible.module_utils.host_plan import MIB, Wishes
 
 GEMMA = 10_246_621_918
-WISHES = Wishes(capabilities=("7.5", "8.0", "8.6", "8.9", "9.0"))
+
+
+def figure(head_size: int, block_m: int, shared_bytes: int, **changes: Any) -> dict[str, Any]:
+    """What the compiler said of one launch shape."""
+    known = {"head_size": head_size, "dtype": "float16", "phase": "prefill", "block_m": block_m, "tile": 16, "warps": 4}
+    return {**known, "shared_bytes": shared_bytes, "registers": 255, "stack_bytes": 0, "us": None, **changes}
+
+
+# FACTS, "The kernel patch"; the wider tile of 16 rows is stock's. Of float32 without a window, by Triton 3.7.1.
+FIGURES = [
+    figure(512, 8, 49_152), figure(512, 16, 65_536), figure(512, 16, 98_304, tile=32), figure(512, 32, 98_304),
+    figure(512, 8, 49_152, phase="decode"), figure(512, 16, 65_536, phase="decode"),
+    figure(512, 32, 98_304, phase="decode"), figure(256, 16, 32_768), figure(256, 32, 49_152),
+    figure(256, 16, 49_152, dtype="float32"),
+]  # fmt: skip
+WISHES = Wishes(
+    capabilities=("7.5", "8.0", "8.6", "8.9", "9.0"), kernel_figures={"capabilities": {"7.5": {"shapes": FIGURES}}}
+)
 
 
 def memory(
@@ -92,7 +109,7 @@ def model(**changes: Any) -> dict[str, Any]:
     known = {
         "name": "google/gemma-4-E2B-it", "local": False, "exists": True, "config": True, "missing": [],
         "model_type": "gemma4", "weights_dtype": "bfloat16", "vision": False,
-        "attention": [[256, 8, 1], [512, 8, 1]], "chat_template": True,
+        "attention": [[256, 8, 1, 512], [512, 8, 1, 0]], "chat_template": True,
         "largest_bytes": GEMMA, "weights_bytes": GEMMA, "source": "told by https://hub", "silence": {},
     }  # fmt: skip
     return {**known, **changes}

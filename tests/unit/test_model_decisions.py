@@ -88,28 +88,93 @@ def test_what_a_hub_refuses_is_told_apart(status: int, token: bool, file: str, e
 
 
 @pytest.mark.parametrize(
-    ("attention", "fits"),
+    ("attention", "arguments", "fits"),
     [
         # FACTS: head 512 with 32 query heads to a KV head asks for 98,304 with the tile at 16; with 8 for 65,536.
-        ([[512, 32, 1]], False),
-        ([[512, 17, 1]], False),
-        ([[512, 16, 1]], True),
-        ([[512, 8, 1], [256, 8, 1]], True),
-        ([[512, 64, 8]], True),
-        # 48 rows and columns of 256: 49,152.
-        ([[256, 32, 1]], True),
-        # Narrower heads were not measured, so only the compiler judges them.
-        ([[128, 128, 1]], True),
-        ([], True),
+        ([[512, 32, 1, 0]], "", False),
+        ([[512, 17, 1, 0]], "", False),
+        ([[512, 16, 1, 0]], "", True),
+        ([[512, 8, 1, 0], [256, 8, 1, 512]], "", True),
+        ([[512, 64, 8, 0]], "", True),
+        ([[256, 32, 1, 0]], "", True),
+        # On two GPUs each has the KV head and half of what shares it.
+        ([[512, 32, 1, 0]], "--tensor-parallel-size 2", True),
+        # Nothing was said of these, so only the compiler judges them.
+        ([[512, 33, 1, 0]], "", True),
+        ([[512, 32, 1, 0]], "--dtype float", True),
+        ([[128, 128, 1, 0]], "", True),
+        ([], "", True),
     ],
 )
-def test_heads_whose_kernel_cannot_fit_are_refused_before_a_build(attention: list[list[int]], fits: bool) -> None:
-    plan = planned(None, {"attention": attention})
-    assert (plan.refusals == []) is fits
-    if not fits:
-        assert "98,304 bytes of shared memory" in reasons(plan)
-        assert "the GPU has 65,536" in reasons(plan)
-    assert planned(AMPERE, {"attention": attention}).refusals == []
+def test_heads_whose_kernel_cannot_fit_are_refused_before_a_build(
+    attention: list[list[int]], arguments: str, fits: bool
+) -> None:
+    plan = planned(None, {"attention": attention}, arguments=arguments)
+    assert ("98,304 bytes of shared memory" not in reasons(plan)) is fits
+    assert [refusal for refusal in plan.refusals if "KV head" in refusal.what] == plan.refusals[: not fits]
+    assert planned(AMPERE, {"attention": attention}, arguments=arguments).refusals == []
+
+
+def test_the_refusal_says_what_would_fit() -> None:
+    (refusal,) = planned(None, {"attention": [[512, 32, 1, 0], [512, 32, 1, 512], [256, 8, 1, 0]]}).refusals
+    assert refusal.what == (
+        "32 query heads share a KV head 512 wide: the attention kernel asks for at least 98,304 bytes of shared "
+        "memory in float16, and the GPU has 65,536; up to 16 fit at this width, and from capability 8.0 on that limit "
+        "is gone, with at least 101,376 bytes"
+    )
+    small = {"gpus": [gpu(shared_memory_per_block_optin_bytes=49_151)]}
+    assert "; none fit at this width" in reasons(planned(small, {"attention": [[512, 8, 1, 0]]}))
+
+
+@pytest.mark.parametrize(
+    ("capability", "attention", "dtype", "expected"),
+    [
+        ("7.5", [[256, 8, 1, 512], [512, 8, 1, 0]], "float16",
+         "can fit: least shared memory in float16, bytes: 32,768 for 256 wide with 8 query heads to a KV head, 49,152 "
+         "for 512 wide with 8 query heads to a KV head; the GPU has 65,536; the compiler decides after the build"),
+        ("7.5", [[256, 8, 4, 0], [256, 8, 4, 4096]], "float32",
+         "can fit: least shared memory in float32, bytes: 49,152 for 256 wide with 2 query heads to a KV head; the"),
+        ("7.5", [[1024, 8, 1, 0], [256, 8, 1, 0]], "float16",
+         "not known yet: nothing is known of heads 1024 wide with 8 query heads to a KV head in float16 at capability "
+         "7.5; the compiler decides after the build"),
+        # Nobody compiled for these.
+        ("7.0", [[512, 32, 1, 0]], "float16", "not known yet: nothing is known of heads 512 wide with 32"),
+        ("6.1", [[512, 32, 1, 0]], "float16", "at capability 6.1; the compiler decides after the build"),
+        ("7.5", [], "float16", "the attention of google/gemma-4-E2B-it is not known; the compiler decides after"),
+    ],
+)  # fmt: skip
+def test_what_is_known_of_the_kernels_before_a_build_is_said(
+    capability: str, attention: list[list[int]], dtype: str, expected: str
+) -> None:
+    wishes = replace(WISHES, capabilities=(capability,))
+    plan = planned({"gpus": [gpu(capability=capability)]}, {"attention": attention}, wishes, f"--dtype {dtype}")
+    assert not any("query heads" in refusal.what for refusal in plan.refusals)
+    assert expected in "".join(said(plan, "kernels"))
+    assert said(planned(AMPERE, {"attention": attention}), "kernels") == []
+
+
+@pytest.mark.parametrize(
+    ("on", "of", "arguments", "dtype"),
+    [
+        ({}, {}, "", "float16"),
+        ({}, {"model_type": "gemma3"}, "", "float32"),
+        ({}, {}, "--dtype float32", "float32"),
+        ({}, {}, "--dtype auto", "float16"),
+        (AMPERE, {}, "", "bfloat16"),
+        (AMPERE, {}, "--dtype=half", "float16"),
+        (AMPERE, {"weights_dtype": "float16"}, "", "float16"),
+        # vLLM computes these in bfloat16, too.
+        (AMPERE, {"weights_dtype": "float16", "model_type": "gemma3"}, "", "bfloat16"),
+        (AMPERE, {"weights_dtype": "float32"}, "", "bfloat16"),
+        (AMPERE, {"weights_dtype": ""}, "", "bfloat16"),
+    ],
+)
+def test_the_plan_carries_the_attention(on: dict[str, Any], of: dict[str, Any], arguments: str, dtype: str) -> None:
+    layers = [{"head_size": 512, "heads": 8, "kv_heads": 1, "sliding_window": 0},
+              {"head_size": 256, "heads": 8, "kv_heads": 1, "sliding_window": 512}]  # fmt: skip
+    shape = {"dtype": dtype, "block_size": 16, "layers": layers}
+    assert planned(on, of, arguments=arguments).facts()["attention"] == shape
+    assert planned(on, {**of, "attention": []}, arguments=arguments).facts()["attention"] == {}
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3", "gemma3_text", "glm4"])
@@ -161,12 +226,16 @@ def test_types_that_the_card_does_not_have_are_refused(
     ("versions", "attention", "expected"),
     [
         # FACTS: a model with heads of several widths needs 0.27.2rc0, and 0.26.0 is the oldest that was patched.
-        (("0.27.1",), [[256, 8, 1], [512, 8, 1]], "0.27.2 or newer is wanted: gemma4 has heads of several widths"),
-        (("0.27.2rc0",), [[256, 8, 1], [512, 8, 1]], ""),
-        (("0.33.0", "0.32.0+cpu"), [[256, 8, 1], [512, 8, 1]], ""),
-        (("0.27.1",), [[128, 8, 1]], ""),
-        (("0.8.5",), [[128, 8, 1]], "0.26.0 or newer is wanted: for capability 7.5"),
-        (("main",), [[128, 8, 1]], ""),
+        (
+            ("0.27.1",),
+            [[256, 8, 1, 512], [512, 8, 1, 0]],
+            "0.27.2 or newer is wanted: gemma4 has heads of several widths",
+        ),
+        (("0.27.2rc0",), [[256, 8, 1, 512], [512, 8, 1, 0]], ""),
+        (("0.33.0", "0.32.0+cpu"), [[256, 8, 1, 512], [512, 8, 1, 0]], ""),
+        (("0.27.1",), [[128, 8, 1, 0]], ""),
+        (("0.8.5",), [[128, 8, 1, 0]], "0.26.0 or newer is wanted: for capability 7.5"),
+        (("main",), [[128, 8, 1, 0]], ""),
     ],
 )
 def test_versions_too_old_for_the_card_or_the_model_are_refused(
@@ -178,7 +247,7 @@ def test_versions_too_old_for_the_card_or_the_model_are_refused(
 
 
 def test_an_older_version_is_no_matter_on_a_newer_card() -> None:
-    assert planned(AMPERE, {"attention": [[128, 8, 1]]}, replace(WISHES, vllm_versions=("0.8.5",))).refusals == []
+    assert planned(AMPERE, {"attention": [[128, 8, 1, 0]]}, replace(WISHES, vllm_versions=("0.8.5",))).refusals == []
 
 
 def test_a_vision_part_on_turing_is_warned_of() -> None:

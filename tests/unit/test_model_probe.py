@@ -14,10 +14,21 @@ from ansible.module_utils.model_probe import read_model, shape
 
 NAME = "owner/some-model"
 TOKEN = "hf_not_a_real_token"
-# Gemma 4's language model in the two spellings that its configurations have (transformers 5.19, configuration_gemma4).
-BOTH = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}
+SLIDING, FULL = "sliding_attention", "full_attention"
+# Gemma 4's language model in the two spellings that its configurations have (transformers 5.24, configuration_gemma4).
+BOTH = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
+        "num_hidden_layers": 5, "layer_types": [*[SLIDING] * 4, FULL], "model_type": "gemma4_text"}  # fmt: skip
 NEWER = {**BOTH, "per_layer_config": {"4": {"head_dim": 512}}}
 OLDER = {**BOTH, "global_head_dim": 512, "attention_k_eq_v": False, "num_global_key_value_heads": 4}
+# The figures of real configurations, in as few words as they have; each was read the same by its class.
+LARGE = {**OLDER, "num_attention_heads": 32, "num_key_value_heads": 16, "sliding_window": 1024}
+GEMMA2 = {"model_type": "gemma2", "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 26,
+          "hidden_size": 2304, "sliding_window": 4096}  # fmt: skip
+GEMMA3 = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+LLAMA = {"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
+         "num_hidden_layers": 32}  # fmt: skip
+QWEN = {"model_type": "qwen2", "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584,
+        "num_hidden_layers": 28, "sliding_window": 32768}  # fmt: skip
 
 
 class Server(BaseHTTPRequestHandler):
@@ -111,7 +122,7 @@ def test_a_hub_tells_size_shape_and_template(hub: Any) -> None:
     found = ask(url)
     assert (found["largest_bytes"], found["weights_bytes"]) == (10_246_621_918, 10_246_621_918)
     assert (found["model_type"], found["chat_template"], found["silence"]) == ("gemma4", True, {})
-    assert found["attention"] == [[256, 8, 1], [512, 8, 1]]
+    assert found["attention"] == [[256, 8, 1, 512], [512, 8, 1, 0]]
     assert found["source"] == f"told by {url}"
     # The weights themselves are never asked for.
     assert not any("safetensors" in path for path, _ in handler.asked)
@@ -172,6 +183,8 @@ def test_without_an_answer_nothing_is_known_unless_it_was_told_or_given_before(h
     before = {"name": NAME, "largest_bytes": 7_000, "weights_bytes": 9_000, "attention": [[128, 8, 8]]}
     held = ask(url, recorded=before)
     assert (held["largest_bytes"], held["source"]) == (7_000, "told by the hub at an earlier run")
+    assert held["attention"] == [[128, 8, 8, 0]]
+    assert ask(url, recorded={**before, "attention": [[128, 8, 8, 512]]})["attention"] == [[128, 8, 8, 512]]
     assert ask(url, recorded={**before, "name": "owner/another"})["largest_bytes"] == 0
 
 
@@ -225,17 +238,42 @@ def test_a_file_that_the_index_names_and_the_folder_lacks_is_missing(tmp_path: P
 @pytest.mark.parametrize(
     ("config", "attention"),
     [
-        (NEWER, [[256, 8, 1], [512, 8, 1]]),
-        (OLDER, [[256, 8, 1], [512, 8, 1]]),
-        ({**OLDER, "attention_k_eq_v": True}, [[256, 8, 1], [512, 8, 4]]),
-        ({"text_config": NEWER, "vision_config": {}}, [[256, 8, 1], [512, 8, 1]]),
-        ({"num_attention_heads": 32, "hidden_size": 4096}, [[128, 32, 32]]),
+        (NEWER, [[256, 8, 1, 512], [512, 8, 1, 0]]),
+        (OLDER, [[256, 8, 1, 512], [512, 8, 1, 0]]),
+        ({**LARGE, "attention_k_eq_v": True}, [[256, 32, 16, 1024], [512, 32, 4, 0]]),
+        # Where the widths are said layer by layer, the earlier words for them do not count.
+        ({**OLDER, "global_head_dim": 1024, "per_layer_config": {"4": {"head_dim": 512}}},
+         [[256, 8, 1, 512], [512, 8, 1, 0]]),
+        ({"text_config": NEWER, "vision_config": {}}, [[256, 8, 1, 512], [512, 8, 1, 0]]),
+        ({"model_type": "gemma4_text", "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 30},
+         [[256, 8, 4, 512], [512, 8, 4, 0]]),
+        # Gemma 3 4B leaves its heads to its class, and 12B the width: 3840 / 16 would be 240.
+        ({"model_type": "gemma3", "text_config": GEMMA3}, [[256, 8, 4, 0], [256, 8, 4, 1024]]),
+        ({**GEMMA3, "hidden_size": 3840, "num_attention_heads": 16, "num_key_value_heads": 8},
+         [[256, 16, 8, 0], [256, 16, 8, 1024]]),
+        (GEMMA2, [[256, 8, 4, 0], [256, 8, 4, 4096]]),
+        (LLAMA, [[128, 32, 8, 0]]),
+        ({**LLAMA, "num_key_value_heads": None, "head_dim": None}, [[128, 32, 32, 0]]),
+        # Mistral's first and Phi-3 mini have a window in every layer, Mistral's third has none.
+        ({**LLAMA, "model_type": "mistral", "sliding_window": 4096}, [[128, 32, 8, 4096]]),
+        ({**LLAMA, "model_type": "mistral", "sliding_window": None}, [[128, 32, 8, 0]]),
+        ({**LLAMA, "model_type": "phi3", "hidden_size": 3072, "num_key_value_heads": 32, "sliding_window": 2047},
+         [[96, 32, 32, 2047]]),
+        # Qwen's window counts where it is used, and in the layers after the first so many.
+        (QWEN, [[128, 28, 4, 0]]),
+        ({**QWEN, "use_sliding_window": False, "max_window_layers": 28}, [[128, 28, 4, 0]]),
+        ({**QWEN, "use_sliding_window": True, "max_window_layers": 28}, [[128, 28, 4, 0]]),
+        ({**QWEN, "use_sliding_window": True, "max_window_layers": 20}, [[128, 28, 4, 0], [128, 28, 4, 32768]]),
+        ({**QWEN, "use_sliding_window": True, "max_window_layers": 0}, [[128, 28, 4, 32768]]),
+        ({**LLAMA, "model_type": "gpt_oss", "num_attention_heads": 64, "head_dim": 64, "sliding_window": 128,
+          "layer_types": [SLIDING, FULL] * 16}, [[64, 64, 8, 0], [64, 64, 8, 128]]),
+        ({"num_attention_heads": 32, "hidden_size": 4096}, [[128, 32, 32, 0]]),
         ({"num_attention_heads": 32, "num_key_value_heads": [4, 8], "hidden_size": 4096}, []),
         ({"num_attention_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512}, []),
         ({"hidden_size": 768}, []),
         ({}, []),
     ],
-)
+)  # fmt: skip
 def test_heads_are_read_in_every_spelling(config: dict[str, Any], attention: list[list[int]]) -> None:
     assert shape(config)["attention"] == attention
     assert shape(config)["vision"] is ("vision_config" in config)

@@ -20,6 +20,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"vllm_service_port": "eighty"}, "'eighty'", "grep '`vllm_service_port`' roles/*/README.md"),
     ({"preflight_method": "guess"}, "got: guess", "grep '`preflight_method`' roles/*/README.md"),
     ({"vllm_source_build_releases": [{"name": "a"}]}, "missing required arguments", "vllm_source_build_releases"),
+    ({"triton_patch_shape": {"heads": 8, "kv_heads": 1}}, "missing required arguments: block_size", "grep '`triton"),
+    (
+        {"triton_patch_shape": {"dtype": "float16", "block_size": 16, "layers": [{"head_size": "wide"}]}},
+        "missing required arguments: heads, kv_heads, sliding_window found in triton_patch_shape -> layers",
+        "grep '`triton_patch_shape`'",
+    ),
     ({"vllm_service_model": "{{ oops"}, "Syntax error in template", "grep '`vllm_service_model`'"),
     ({"vllm_service_port": "eighty", "swapfile_size": 64}, "swapfile_size'; vllm_service_port", "mib; grep"),
 ]

@@ -39,6 +39,7 @@ class Host:
             "host": "one", "method": "wheel", "capability": "7.5", "capabilities": ["7.5"], "cuda": "",
             "torch_prefixes": [], "model": NAME, "hub_endpoint": "", "token_file": "", "checkpoint_bytes": 0,
             "vllm_versions": [], "arguments": [], "swap_margin_mib": 1024, "swapfile": "", "writes": [],
+            "kernel_figures": {"capabilities": {}},
             "releases": str(self.state / "releases"), "state": str(self.state),
         }  # fmt: skip
 
@@ -91,6 +92,26 @@ def test_a_host_that_is_no_longer_as_recorded_says_how_and_stays_untouched(host:
     assert (host.state / "host.json").read_bytes() == before
     assert "ami-older" in found["diff"]["before"]
     assert "ami-older" not in found["diff"]["after"]
+
+
+def test_the_shape_is_in_the_plan_and_a_record_of_before_windows_is_read(host: Host) -> None:
+    url, _, server = serve()
+    told = host.run(hub_endpoint=url)
+    server.shutdown()
+    server.server_close()
+    layers = [{"head_size": 512, "heads": 8, "kv_heads": 1, "sliding_window": 0},
+              {"head_size": 256, "heads": 8, "kv_heads": 1, "sliding_window": 512}]  # fmt: skip
+    wanted = {"dtype": "float16", "block_size": 16, "layers": layers}
+    assert told["plan"]["attention"] == host.record["plan"]["attention"] == wanted
+    record = host.record
+    record["model"]["attention"] = [entry[:3] for entry in record["model"]["attention"]]
+    del record["plan"]["attention"]
+    (host.state / "host.json").write_text(json.dumps(record))
+    # With the hub silent the heads are kept, and no window is known.
+    silent = host.run(hub_endpoint=url)
+    assert silent["plan"]["attention"] == {**wanted, "layers": [layers[0], {**layers[1], "sliding_window": 0}]}
+    assert [line.split(":")[0] for line in silent["differences"]] == ["model.attention", "plan.attention"]
+    assert host.run(hub_endpoint=url)["differences"] == []
 
 
 def test_a_hub_that_falls_silent_changes_no_plan(host: Host) -> None:

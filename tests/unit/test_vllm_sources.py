@@ -81,6 +81,14 @@ def test_a_file_with_another_digest_or_version_is_refused_and_not_kept(index: In
     assert [path.name for path in (cache_dir() / "vllm").iterdir()] == ["lock"]
 
 
+def test_an_index_that_tells_digests_as_json(index: Index, steps: Steps) -> None:
+    index.add("vllm", "vllm-0.28.0.tar.gz", sdist("0.28.0", FILES), digest="0" * 64)
+    with index.as_json():
+        assert tree_of("0.27.1", steps).torch_pin() == "2.13.0"
+        with pytest.raises(FleetError, match=r"Hash mismatch .* Expected\(sha256\): 0000"):
+            tree_of("0.28.0", steps)
+
+
 def test_a_folder_is_taken_as_it_is(steps: Steps, tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="neither a version nor a folder that holds vllm/") as error:
         tree_of(str(tmp_path), steps)

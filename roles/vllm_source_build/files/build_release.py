@@ -326,9 +326,10 @@ class Build(Job):
         """Installs into the release; the AMI's packages are overridden away from the resolution."""
         overrides = self.home / "ami-owned.txt"
         overrides.write_text("".join(f'{name}; sys_platform == "never"\n' for name in AMI_OWNED))
+        indexes = host_pip_config.for_uv(host_pip_config.read(str(self.tools / "bin/python")))
         self.uv(
             "pip", "install", "-q", "--python", str(self.python), "--override", str(overrides),
-            *host_pip_config.for_uv(str(self.tools / "bin/python")), *requirements,
+            *indexes, *requirements,
         )  # fmt: skip
 
     def uv(self, *args: str, env: dict[str, str] | None = None, mend: str = "") -> None:

@@ -6,12 +6,11 @@ Runs in the tools environment, which carries unearth, the index client; indexes 
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
 import host_pip_config
-from unearth import PackageFinder
+from unearth import HashMismatchError, PackageFinder
 
 
 def main(name: str, version: str, sha256: str, out: Path) -> int:
@@ -26,10 +25,11 @@ def main(name: str, version: str, sha256: str, out: Path) -> int:
     if found is None or found.link.is_wheel:
         print(f"no sdist of {name} {version} on the configured index", file=sys.stderr)
         return 1
-    archive = finder.download(found.link, out.parent)
-    sha256 = sha256 or (found.link.hashes or {}).get("sha256", "")
-    if sha256 and hashlib.sha256(archive.read_bytes()).hexdigest() != sha256:
-        print(f"{archive.name} has another sha256 than {sha256}", file=sys.stderr)
+    try:
+        # Without a digest of ours unearth takes the one that the index tells.
+        archive = finder.download(found.link, out.parent, {"sha256": [sha256]} if sha256 else None)
+    except HashMismatchError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
         return 1
     archive.replace(out)
     return 0
