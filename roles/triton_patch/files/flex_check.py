@@ -14,7 +14,6 @@ TORCH_SEEN
 from __future__ import annotations
 
 import ast
-import contextlib
 import ctypes
 import importlib.util
 import json
@@ -22,7 +21,7 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +110,7 @@ def prepare(capability: tuple[int, int], limit: int) -> Inductor:
     torch.cuda.get_device_properties = lambda _device=None: properties
     torch.cuda.get_device_capability = lambda _device=None: capability
     torch.cuda.current_device = lambda: 0
+    torch.cuda.device_count = lambda: 1
     _device_guard()
     from torch._dynamo import device_interface
     from torch._inductor import config
@@ -123,14 +123,6 @@ def prepare(capability: tuple[int, int], limit: int) -> Inductor:
         def is_available() -> bool:
             """There is one to write for."""
             return True
-
-        class Worker(device_interface.CudaInterface.Worker):  # type: ignore[misc]
-            """The same, asked by inductor's workers."""
-
-            @staticmethod
-            def get_device_properties(_device: Any = None) -> Any:
-                """The card's."""
-                return properties
 
     device_interface.get_interface_for_device("cuda")
     device_interface.register_interface_for_device("cuda", Card)
@@ -180,7 +172,21 @@ def load(source: Path, capability: tuple[int, int]) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    module.get_kernel_options = _told_of_a_card(module.get_kernel_options)
     return module
+
+
+def _told_of_a_card(host_code: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, run while torch says that there is a GPU; at all other times torch would initialize it."""
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
+        try:
+            return host_code(*args, **kwargs)
+        finally:
+            torch.cuda.is_available = available
+
+    return told
 
 
 def _module(name: str) -> types.ModuleType:
@@ -239,23 +245,6 @@ def run_host_code(
     implementation.forward(types.SimpleNamespace(), query, key, value, cache, builder.build(0, batch), output)
 
 
-@contextlib.contextmanager
-def _on_the_card(module: Any) -> Iterator[None]:
-    """For the host code there is a GPU; for torch, when it compiles, there is none to initialize."""
-    compiled, available = module.flex_attention_compiled, torch.cuda.is_available
-
-    def without(*args: Any, **kwargs: Any) -> Any:
-        torch.cuda.is_available = available
-        return compiled(*args, **kwargs)
-
-    torch.cuda.is_available = lambda: True
-    module.flex_attention_compiled = without
-    try:
-        yield
-    finally:
-        torch.cuda.is_available, module.flex_attention_compiled = available, compiled
-
-
 def launch(
     module: Any,
     inductor: Inductor,
@@ -271,7 +260,7 @@ def launch(
     torch._dynamo.reset()
     failed = ""
     try:
-        with FakeTensorMode(), _on_the_card(module), torch.inference_mode():
+        with FakeTensorMode(), torch.inference_mode():
             run_host_code(module, shape, layer, phase, attention_config)
     except Exception as error:
         failed = f": {error}"
