@@ -94,11 +94,13 @@ def tiles(source: str, capability: tuple[int, int] | None, limit: int | None, he
 
 def flex_blocks(
     source: str, capability: tuple[int, int] | None, limit: int | None, head: int, blocks: tuple[int, int],
-    by_hand: int | None = None,
+    by_hand: int | None = None, element_size: int = 2,
 ) -> tuple[int, int]:  # fmt: skip
     """The blocks that Flex's host code hands to its kernel, where these are the logical ones."""
     seen: dict[str, int] = {}
     scope: dict[str, Any] = {"FLEX_WORLD": world(capability, limit), "flex": seen.update}
     exec(source, scope)  # noqa: S102
-    scope["FlexAttentionImpl"](head, by_hand).forward(SimpleNamespace(device="cuda:0"), *blocks)
+    scope["FlexAttentionImpl"](head, by_hand).forward(
+        SimpleNamespace(device="cuda:0", element_size=lambda: element_size), *blocks
+    )
     return seen["BLOCK_M"], seen["BLOCK_N"]
