@@ -29,6 +29,7 @@ from ansible.module_utils.patch_check import NoVerdict, compilers_of, question, 
 from ansible.module_utils.patch_files import write_whole  # isort: skip
 
 CHECKER = PROJECT / "roles" / "triton_patch" / "files" / "compile_check.py"
+FLEX_CHECKER = CHECKER.with_name("flex_check.py")
 # Shared memory that a block may ask for, bytes, by capability (CUDA programming guide, technical specifications).
 LIMITS = {"6.0": 49152, "6.1": 49152, "6.2": 49152, "7.0": 98304, "7.2": 98304, "7.5": 65536}
 _FROM_8 = ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1")
@@ -46,13 +47,17 @@ class Fit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be judged: the tree, for which compiler, capability, limit (bytes) and attention shape."""
+    """What is to be judged: the tree, for which compiler, capability, limit (bytes) and attention shape.
+
+    `flex` says whether Flex attention is judged too, which vLLM takes only where it is told to.
+    """
 
     tree: Tree
     triton: str
     capability: str
     limit_bytes: int
     shape: dict[str, Any]
+    flex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,9 @@ class Verdict:
         return told | ({"error": self.error.as_dict()} if self.error else {})
 
 
-def asked(tree: Tree, model: Path, capability: str, triton: str | None, limit_bytes: int | None) -> Asked:
+def asked(
+    tree: Tree, model: Path, capability: str, triton: str | None, limit_bytes: int | None, *, flex: bool = False
+) -> Asked:
     """The request in full: what is not given comes from the model, the tree and the tables.
 
     Raises FleetError: 2 for a capability that is not known, a model that tells no attention, a torch without Triton.
@@ -90,7 +97,7 @@ def asked(tree: Tree, model: Path, capability: str, triton: str | None, limit_by
     shape = model_shape(model)
     if capability not in LIMITS:
         return Asked(tree, "", capability, 0, shape)
-    return Asked(tree, triton or _triton_of(tree), capability, limit_bytes or LIMITS[capability], shape)
+    return Asked(tree, triton or _triton_of(tree), capability, limit_bytes or LIMITS[capability], shape, flex)
 
 
 def model_shape(model: Path) -> dict[str, Any]:
@@ -191,12 +198,14 @@ def _reports(asked: Asked, contents: Mapping[str, dict[str, bytes]], steps: Step
     """The compiler's report of each version of the files, from the cache where it was asked the same before."""
     python = python_with(asked.triton, steps)
     request = {"capability": asked.capability, "limit_bytes": asked.limit_bytes, "shape": asked.shape}
-    checker = CHECKER.read_text()
+    checkers = {"compile_check.py": CHECKER.read_text()}
+    if asked.flex:
+        checkers["flex_check.py"] = FLEX_CHECKER.read_text()
     compilers = compilers_of(site_packages(python))
     folder = cache_dir() / "patch_checks"
     folder.mkdir(exist_ok=True)
     kept = {
-        name: folder / f"{question(asked.tree.path, files, compilers, {**request, 'checker': checker})}.json"
+        name: folder / f"{question(asked.tree.path, files, compilers, {**request, 'checkers': checkers})}.json"
         for name, files in contents.items()
     }
     missing = [name for name, path in kept.items() if not path.is_file()]
@@ -206,7 +215,7 @@ def _reports(asked: Asked, contents: Mapping[str, dict[str, bytes]], steps: Step
         with steps.step(label), ThreadPoolExecutor() as pool:
             runs: dict[str, Future[dict[str, Any]]] = {
                 name: pool.submit(
-                    run_check, str(python), checker, asked.tree.path, contents[name], request, timeout_s=_TIMEOUT_S
+                    run_check, str(python), checkers, asked.tree.path, contents[name], request, timeout_s=_TIMEOUT_S
                 )
                 for name in missing
             }

@@ -30,7 +30,7 @@ def question(tree: Path, contents: Mapping[str, bytes], compilers: Sequence[str]
         tree: folder that holds `vllm/`.
         contents: target (path below the tree) to the content to judge in its place.
         compilers: what `compilers_of` found.
-        asked: the rest, as JSON: capability, limit, shape, text of the checker.
+        asked: the rest, as JSON: capability, limit, shape, texts of the checkers.
     """
     digests = {target: sha256(content) for target, content in contents.items()}
     paths = {str(path.relative_to(tree)): path for pattern in _NEIGHBORS for path in tree.glob(pattern)}
@@ -49,7 +49,7 @@ def compilers_of(site_packages: Path) -> list[str]:
 
 def run_check(
     python: str,
-    checker: str,
+    checkers: Mapping[str, str],
     tree: Path,
     contents: Mapping[str, bytes],
     asked: Mapping[str, Any],
@@ -57,11 +57,11 @@ def run_check(
     timeout_s: float,
     scratch: str | None = None,
 ) -> dict[str, Any]:
-    """Runs the check in an empty folder and returns its report.
+    """Runs the checks in an empty folder, one after the other, and returns one report of all their launches.
 
     Args:
         python: interpreter that sees torch and Triton.
-        checker: text of the program.
+        checkers: file name to text of each program; a later one may import an earlier one.
         tree: folder that holds `vllm/`.
         contents: target (path below the tree) to the content to judge in its place.
         asked: `capability`, `limit_bytes` and `shape`.
@@ -76,22 +76,29 @@ def run_check(
         for target, path in sources.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(contents[target])
-        program, request = folder / "check.py", folder / "request.json"
-        program.write_text(checker)
+        request = folder / "request.json"
+        for program, text in checkers.items():
+            (folder / program).write_text(text)
         places = {"site_packages": str(tree), "sources": {target: str(path) for target, path in sources.items()}}
         request.write_text(json.dumps({**asked, **places}))
-        try:
-            done = subprocess.run(
-                [python, "-B", str(program), str(request)],
-                cwd=folder,
-                env={"PATH": "/usr/bin:/bin", "HOME": name, "TRITON_CACHE_DIR": f"{name}/cache"},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise NoVerdict(f"the compile check took longer than {timeout_s:g} s", slow=True) from error
+        reports = [_run([python, "-B", str(folder / program), str(request)], folder, timeout_s) for program in checkers]
+    launches = [launch for report in reports for launch in report["launches"]]
+    return {**reports[0], "launches": launches, "fits": all(report["fits"] for report in reports)}
+
+
+def _run(argv: list[str], folder: Path, timeout_s: float) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=folder,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "TRITON_CACHE_DIR": f"{folder}/cache"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoVerdict(f"the compile check took longer than {timeout_s:g} s", slow=True) from error
     if done.returncode < 0:
         raise NoVerdict(f"ended by signal {-done.returncode} (journalctl -k tells whether memory ran out)")
     if done.returncode:

@@ -42,14 +42,14 @@ options:
   shape: {type: dict, required: true, description: "dtype, block_size and layers of the model."}
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
   caches: {type: path, default: /var/lib/vllm/cache, description: Folder of the compile caches by build id.}
-  checker: {type: str, required: true, description: Text of the compile check program.}
+  checkers: {type: dict, required: true, description: Texts of the compile checks by file name.}
   figures: {type: dict, required: true, description: Launch shapes by capability as the search found them.}
   check_timeout_s: {type: int, default: 600, description: "Longest time of one compile check, seconds."}
 author: [vllm-fleet]
 """
 EXAMPLES = """
 ---
-- source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checker: '', figures: {}}
+- source_patch: {releases: [], capability: '7.5', limit_bytes: 65536, shape: {}, checkers: {}, figures: {}}
 """
 RETURN = "patches: {type: list, returned: always, description: One record per release; also the fact vllm_patches.}"
 
@@ -235,7 +235,7 @@ class Patcher:
         asked = {key: self.params[key] for key in ("capability", "limit_bytes", "shape")}
         try:
             report: dict[str, Any] = run_check(
-                python, self.params["checker"], self.site, contents, asked,
+                python, self.params["checkers"], self.site, contents, asked,
                 timeout_s=timeout_s, scratch=self.module.tmpdir,
             )  # fmt: skip
         except NoVerdict as error:
@@ -322,8 +322,8 @@ class Patcher:
         return record
 
     def question(self, contents: dict[str, bytes]) -> str:
-        """Digest of all that decides an outcome: files, neighbors, patch, checker, compilers, shape and limit."""
-        asked = {key: self.params[key] for key in ("capability", "limit_bytes", "shape", "checker")}
+        """Digest of all that decides an outcome: files, neighbors, patch, checkers, compilers, shape and limit."""
+        asked = {key: self.params[key] for key in ("capability", "limit_bytes", "shape", "checkers")}
         asked["patch"] = [self.patch.begin, *(edit.block for edit in self.patch.edits)]
         return str(question(self.site, contents, compilers_of(self.site), asked))
 
@@ -380,7 +380,7 @@ def main() -> None:
             "shape": {"type": "dict", "required": True},
             "state": {"type": "path", "default": "/var/lib/vllm-fleet"},
             "caches": {"type": "path", "default": "/var/lib/vllm/cache"},
-            "checker": {"type": "str", "required": True},
+            "checkers": {"type": "dict", "required": True},
             "figures": {"type": "dict", "required": True},
             "check_timeout_s": {"type": "int", "default": 600},
         },

@@ -72,7 +72,7 @@ class Host:
             "shape": {"layers": [{"head_size": 512}, {"head_size": 256}]},
             "state": str(self.root / "state"),
             "caches": str(self.root / "caches"),
-            "checker": CHECKER.format(project=str(PROJECT), log=str(self.log), target=ATTENTION),
+            "checkers": {"check.py": CHECKER.format(project=str(PROJECT), log=str(self.log), target=ATTENTION)},
             "check_timeout_s": 60,
         }
         for path in (self.file, self.flex):
@@ -486,12 +486,21 @@ def test_other_launch_shapes_replace_those_in_place(host: Host) -> None:
     ],
 )
 def test_a_check_without_a_verdict_is_no_verdict(host: Host, checker: str, words: str) -> None:
-    host.params["checker"] = checker
+    host.params["checkers"] = {"check.py": checker}
     assert words in host.refusal()
 
 
+def test_every_check_has_to_say_that_it_fits(host: Host) -> None:
+    more = "import json; print(json.dumps({'launches': [{'shared_bytes': 98304}], 'fits': False}))"
+    host.params["checkers"]["flex_check.py"] = more
+    assert "asks for 98304 bytes" in host.refusal()
+    host.params["checkers"]["flex_check.py"] = more.replace("False", "True")
+    told = host.run()
+    assert (told["outcome"], len(told["launches"])) == ("applied", 5)
+
+
 def test_a_check_that_hangs_is_ended(host: Host) -> None:
-    host.params |= {"checker": "import time; time.sleep(60)", "check_timeout_s": 1}
+    host.params |= {"checkers": {"check.py": "import time; time.sleep(60)"}, "check_timeout_s": 1}
     message = host.refusal()
     assert "took longer than 1 s" in message and "triton_patch_check_timeout_s" in message
 
@@ -522,7 +531,7 @@ def test_the_compiler_is_asked_again_when_what_went_in_changes(host: Host, what:
     elif what == "shape":
         host.params["shape"] = {"layers": [{"head_size": 512}]}
     else:
-        host.params["checker"] += "\n"
+        host.params["checkers"]["check.py"] += "\n"
     assert host.run() | {"launches": 0} == host.record | {"launches": 0, "outcome": "in_place", "changed": False}
     assert host.asked == 4
 

@@ -2,13 +2,14 @@
 """Compiles the kernel of vLLM's Flex attention for a capability, with no GPU, and reads what it asks for.
 
 `flex_check.py REQUEST.json` takes the request and prints the report of `compile_check.py`; its launches are of kernel
-`flex_attention`, `tile` being BLOCK_N. Torch's inductor writes that kernel for a mask which vLLM's host code builds from
+`flex_attention`, `tile` being BLOCK_N. Torch's inductor writes that kernel for a mask that vLLM's host code builds from
 tensors on the device. So the whole path runs for real, on tensors without storage (FakeTensorMode) that say they are on
-the card: vLLM's metadata builder, `FlexAttentionImpl.forward`, dynamo, inductor. What inductor wrote is compiled for the
-target in the way inductor does it, and nothing is launched. The request may hold `attention_config`, the fields
+the card: vLLM's metadata builder, `FlexAttentionImpl.forward`, dynamo, inductor. What inductor wrote is compiled for
+the target in the way inductor does it, and nothing is launched. The request may hold `attention_config`, the fields
 `flex_attn_*` of vLLM's attention configuration where the service sets any.
 
-TORCH_SEEN
+Seen with torch 2.11.0 and 2.14.0 (CUDA builds) and 2.13.0 (CPU build), Triton 3.6.0, 3.7.1 and 3.8.0; it reaches into
+torch, and another torch may need another way in.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from typing import Any
 # The check is the same on a machine with a GPU, and takes none of its memory.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-import torch  # noqa: E402
-import triton  # noqa: E402
-from compile_check import CompileOnlyDriver, Platform, resources  # noqa: E402
-from triton.runtime.driver import driver  # noqa: E402
+import torch
+import triton
+from compile_check import CompileOnlyDriver, Platform, resources
+from triton.runtime.driver import driver
 
 FLEX = "vllm/v1/attention/backends/flex_attention.py"
 # Phase: queries of each sequence.
@@ -64,7 +65,7 @@ class Inductor:
             self.source = codegen(graph)[0].value
             raise Written
 
-        GraphLowering.codegen = written  # type: ignore[method-assign]
+        GraphLowering.codegen = written
 
     def kernel(self) -> tuple[str, str]:
         """Name and source of the one Triton kernel in what was written; ends the check where there is not just one."""
@@ -79,7 +80,7 @@ class Inductor:
 
 
 class Anything(type):
-    """Stands for whatever the source takes from vLLM and the check does not use: bases, annotations, names of values."""
+    """Whatever the source takes from vLLM and the check does not use: bases, annotations, names of values."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -147,7 +148,7 @@ def _device_guard() -> None:
 
 
 def load(source: Path, capability: tuple[int, int]) -> Any:
-    """The module of Flex attention from `source`; whatever it imports of vLLM is a stand-in."""
+    """The module of Flex attention from `source`; whatever it imports of vLLM stands for itself by name alone."""
     given = {
         "init_logger": lambda _name: types.SimpleNamespace(),
         "current_platform": Platform(capability),
@@ -172,7 +173,7 @@ def load(source: Path, capability: tuple[int, int]) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    module.get_kernel_options = _told_of_a_card(module.get_kernel_options)
+    setattr(module, "get_kernel_options", _told_of_a_card(module.get_kernel_options))  # noqa: B010  (a source's own)
     return module
 
 
@@ -190,7 +191,7 @@ def _told_of_a_card(host_code: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _module(name: str) -> types.ModuleType:
-    """The stand-in of a module of vLLM, put where imports and attributes find it."""
+    """An empty module in place of one of vLLM, put where imports and attributes find it."""
     parent, _, child = name.rpartition(".")
     if name not in sys.modules:
         sys.modules[name] = types.ModuleType(name)
