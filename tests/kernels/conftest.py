@@ -22,7 +22,7 @@ _VLLM = "0.32.0"
 _TRITON = compilers.TRITON_OF_TORCH[compilers.TORCH]
 _STEPS = Steps(Console(file=io.StringIO()), Durations(), "test")
 
-Run = Callable[[str, dict[str, Any], dict[str, str]], list[dict[str, Any]]]
+Run = Callable[[str | Path, dict[str, Any], dict[str, str]], Any]
 
 
 @pytest.fixture(scope="session")
@@ -41,19 +41,18 @@ def patched(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program of this folder with (name, request, more environment) and returns its report."""
+    """Runs a program, of this folder or by its path, with (name, request, more environment) and returns its report."""
     python = compilers.python_with(_TRITON, _STEPS)
 
-    def run(program: str, request: dict[str, Any], more: dict[str, str]) -> list[dict[str, Any]]:
+    def run(program: str | Path, request: dict[str, Any], more: dict[str, str]) -> Any:
         folder = tmp_path_factory.mktemp("run")
         (folder / "request").write_text(json.dumps(request))
         # The trees stay as they are, nothing that another run compiled is taken, and one core is enough.
         own = {"PYTHONDONTWRITEBYTECODE": "1", "TRITON_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-        argv = [str(python), str(Path(__file__).with_name(program)), str(folder / "request")]
+        argv = [str(python), str(Path(__file__).parent / program), str(folder / "request")]
         done = subprocess.run(argv, env=os.environ | own | more, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-        report: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-        return report
+        return json.loads(done.stdout.splitlines()[-1])
 
     return run
 
