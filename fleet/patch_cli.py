@@ -114,7 +114,9 @@ def _show_verdict(verdict: Verdict) -> None:
     words = f"vLLM {one.tree.version or one.tree.path}, capability {one.capability}"
     if verdict.torch:
         words += f", Triton {one.triton}, torch {verdict.torch}, limit {one.limit_bytes:,} bytes"
-    console.print(Text(f"{words}\n{verdict.outcome}: {verdict.reason}"), soft_wrap=True)
+    # What is wrong follows in the house form.
+    words += "" if verdict.error else f"\n{verdict.outcome}: {verdict.reason}"
+    console.print(Text(words), soft_wrap=True)
 
 
 def _show(results: list[Result], *, as_json: bool) -> None:
