@@ -276,6 +276,40 @@ def test_drift_is_mended() -> None:
     assert converge()[1]["changed"] == 0
 
 
+def test_repatch_puts_a_lost_patch_in_and_restarts_once() -> None:
+    invocation = "systemctl show -P InvocationID vllm.service"
+    # As a reinstallation leaves it: the files that the wheel brought, in the release that serves.
+    lost = on_host(
+        """python3 - <<'P'
+import json, pathlib, shutil
+serving = pathlib.Path("/opt/vllm/current").resolve()
+state = pathlib.Path("/var/lib/vllm-fleet")
+for target, digests in json.loads((state / "patches" / f"{serving.name}.json").read_text())["files"].items():
+    [site] = serving.glob("lib/python3*/site-packages")
+    shutil.copy(state / "pristine" / digests["pristine_sha256"], site / target)
+print(serving.name)
+P"""
+    ).strip()
+    served = on_host(invocation)
+    found = []
+    for words in (("--check",), (), ()):
+        done = runner("repatch", "--json", *words)
+        assert done.returncode == 0, done.stderr[-3000:]
+        told = json.loads(done.stdout)["hosts"][HOST]
+        found.append(({patch["build_id"]: patch["outcome"] for patch in told["patches"]}[lost], told["restarted"]))
+        found.append(on_host(invocation) == served)
+        served = on_host(invocation)
+    assert found == [("applied", False), True, ("applied", True), False, ("in_place", False), True]
+    assert told["changed"] == 0
+    assert ask("What is the capital of France?") == "Paris"
+
+
+def test_a_benchmark_without_a_card_is_refused() -> None:
+    done = runner("benchmark", "kernels")
+    assert done.returncode == 6, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "torch has no CUDA device, and one of capability 7.5 is wanted" in done.stdout + done.stderr
+
+
 def test_an_argument_that_vllm_does_not_take_is_refused_before_the_switch() -> None:
     before = on_host("systemctl show -P MainPID vllm.service")
     code, found, _ = converge("-e", "vllm_service_arguments=[--enable-nonsense]")
