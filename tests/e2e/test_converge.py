@@ -301,7 +301,7 @@ P"""
         served = on_host(invocation)
     assert found == [("applied", False), True, ("applied", True), False, ("in_place", False), True]
     assert told["changed"] == 0
-    assert ask("What is the capital of France?") == "Paris"
+    assert "Paris" in ask("What is the capital of France?")
 
 
 def test_a_benchmark_without_a_card_is_refused() -> None:
