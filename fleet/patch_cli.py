@@ -62,6 +62,7 @@ def check_fit(
         int | None,
         typer.Option("--limit-bytes", min=1, help="Opt-in shared memory per block; the capability's if none."),
     ] = None,
+    flex: Annotated[bool, typer.Option("--flex", help="Judge Flex attention too.")] = False,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -69,7 +70,7 @@ def check_fit(
     del yes
     steps = Steps(terminal(stderr=as_json), Durations(), "patch")
     with errors(as_json=as_json):
-        verdict = check(asked(tree_of(vllm, steps), model, capability, triton, limit_bytes), steps)
+        verdict = check(asked(tree_of(vllm, steps), model, capability, triton, limit_bytes, flex=flex), steps)
     if as_json:
         print(json.dumps(verdict.as_dict(), indent=1))
     else:
