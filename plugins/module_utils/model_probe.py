@@ -141,17 +141,19 @@ def _attention(text: Mapping[str, Any], kind: str) -> list[list[int]]:
     Gemma 4 says its wide heads layer by layer in `per_layer_config`, or for all full layers as `global_head_dim` and
     `num_global_key_value_heads`, the latter only where keys are values (transformers 5.24, configuration_gemma4).
     """
-    types = _layer_types(text)
+    types, unplaced = _layer_types(text), set()
     changes = {int(index): change for index, change in (text.get("per_layer_config") or {}).items()}
     if "per_layer_config" not in text and text.get("global_head_dim"):
         wide = {"head_dim": text["global_head_dim"]}
         if text.get("attention_k_eq_v", True) and text.get("num_global_key_value_heads"):
             wide["num_key_value_heads"] = text["num_global_key_value_heads"]
         changes = {index: wide for index, layer in enumerate(types) if layer != "sliding_attention"}
+        # A file that does not say which layers are the full ones has them all the same.
+        unplaced = {_entry({**text, **wide}, kind, "full_attention")} if not changes else set()
     found = {
         _entry({**text, **changes.get(index, {})}, kind, types[index] if index < len(types) else "")
         for index in range(max(1, _number(text.get("num_hidden_layers"))))
-    }
+    } | unplaced
     # A latent cache (kv_lora_rank) has kernels of its own, which these heads say nothing about.
     known = all(all(entry[:3]) for entry in found) and not text.get("kv_lora_rank")
     return sorted(list(entry) for entry in found) if known else []

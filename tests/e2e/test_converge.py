@@ -291,7 +291,7 @@ print(serving.name)
 P"""
     ).strip()
     served = on_host(invocation)
-    found = []
+    found: list[object] = []
     for words in (("--check",), (), ()):
         done = runner("repatch", "--json", *words)
         assert done.returncode == 0, done.stderr[-3000:]

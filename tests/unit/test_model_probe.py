@@ -277,3 +277,10 @@ def test_a_file_that_the_index_names_and_the_folder_lacks_is_missing(tmp_path: P
 def test_heads_are_read_in_every_spelling(config: dict[str, Any], attention: list[list[int]]) -> None:
     assert shape(config)["attention"] == attention
     assert shape(config)["vision"] is ("vision_config" in config)
+
+
+def test_wide_heads_count_though_no_layer_is_told_to_have_them() -> None:
+    told = {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "sliding_window": 1024}
+    wide = {"global_head_dim": 512, "num_global_key_value_heads": 4}
+    found = shape({"model_type": "gemma4", "text_config": {**told, **wide}})["attention"]
+    assert found == [[256, 32, 16, 1024], [512, 32, 4, 0]]
