@@ -9,7 +9,7 @@ import pytest
 
 WIDTHS = (512, 256)
 STOCK = {("prefill", 512): 98304, ("decode", 512): 65536, ("prefill", 256): 49152, ("decode", 256): 32768}
-# By 4 * (BLOCK_M + tile) * head, as measured for 7.5: rows and tile of the shapes chosen are (8, 16), but for (8, 32) in
+# By 4 * (BLOCK_M + tile) * head, as measured for 7.5: rows and tile of the shapes chosen are (8, 16), and (8, 32) in
 # decoding at 256.
 FITTED = {("prefill", 512): 49152, ("decode", 512): 49152, ("prefill", 256): 24576, ("decode", 256): 40960}
 # A batch of many decodes is not split: upstream launches it as a prefill.
