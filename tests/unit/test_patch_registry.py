@@ -92,9 +92,10 @@ def test_in_float32_more_is_staged() -> None:
     """Without a window 256-wide heads ask for 81,920 bytes at tile 32 and 49,152 at 16 (Triton 3.7.1, vLLM 0.33.0)."""
     assert tiles(PATCHED, *TURING, 256, element_size=4) == {"prefill": 16, "reduce": 16}
     assert tiles(PATCHED, *TURING, 128, element_size=4) == {"prefill": 32, "reduce": 16}
-    # Flex: 51,200 bytes at (16, 32), so 67,584 at (32, 32).
+    # Flex: 51,200 bytes at (16, 32), and 4 * BLOCK_M * BLOCK_N more than in float16 at (32, 32).
     assert flex_blocks(FLEX_PATCHED, *TURING, 256, (32, 32), element_size=4) == (16, 32)
     assert flex_blocks(FLEX_PATCHED, *TURING, 256, (32, 32)) == (32, 32)
+    assert flex_blocks(FLEX_PATCHED, *TURING, 32, (128, 128), element_size=4) == (64, 128)
 
 
 def test_a_flex_block_set_by_hand_stands() -> None:

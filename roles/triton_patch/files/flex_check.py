@@ -8,8 +8,10 @@ the card: vLLM's metadata builder, `FlexAttentionImpl.forward`, dynamo, inductor
 the target in the way inductor does it, and nothing is launched. The request may hold `attention_config`, the fields
 `flex_attn_*` of vLLM's attention configuration where the service sets any.
 
-Seen with torch 2.11.0 and 2.14.0 (CUDA builds) and 2.13.0 (CPU build), Triton 3.6.0, 3.7.1 and 3.8.0; it reaches into
-torch, and another torch may need another way in.
+Seen with torch 2.11.0 and 2.14.0 (CUDA builds, no GPU) and 2.13.0 (CPU build), Triton 3.6.0, 3.7.1 and 3.8.0, vLLM
+0.26.0 to 0.33.0; it reaches into torch, and another torch may need another way in. With all of them the bytes are those
+of q, k and v, which 7.5 keeps as float32: 4 * (BLOCK_M + BLOCK_N) * head size rounded up to a power of 2, whatever the
+mask, the phase and the number of heads; in float32 4 * BLOCK_M * BLOCK_N more, at a head of 512 not even that.
 """
 
 from __future__ import annotations
