@@ -113,7 +113,8 @@ def _make(made: Path, what: str, packages: Sequence[str], room_bytes: int, besid
     try:
         _uv(["venv", "-q", "--python", sys.executable, str(part)], what, config)
         indexes = host_pip_config.for_uv(config)
-        _uv(["pip", "install", "-q", "--python", str(python), *indexes, *packages], what, config)
+        # Programs are run without writing byte-code, and torch's takes ten seconds to make.
+        _uv(["pip", "install", "-q", "--compile-bytecode", "--python", str(python), *indexes, *packages], what, config)
         if beside:
             (site_packages(python) / "beside.pth").write_text(f"{beside}\n")
         part.rename(made)

@@ -68,18 +68,23 @@ if _fleet_launch is not None:
 TILE_SIZE_PREFILL = _fleet_tile(TILE_SIZE_PREFILL, BLOCK_M, head_size, q)
 TILE_SIZE_DECODE = _fleet_tile(TILE_SIZE_DECODE, BLOCK_M, head_size, q)
 """
-# What the compiler says of inductor's kernel is 4 * (BLOCK_M + BLOCK_N) * head bytes, and in float32 4 * BLOCK_M * BLOCK_N
-# more. A block size that somebody set by hand comes after it and stands.
+# What the compiler says of inductor's kernel is 4 * (BLOCK_M + BLOCK_N) * head bytes, and 4 * BLOCK_M * BLOCK_N more in
+# float32. Blocks are powers of 2, so a half divides what the whole does. One set by hand comes after it and stands.
 _FLEX_BLOCKS = """\
 _fleet_capability = current_platform.get_device_capability()
 if _fleet_capability is not None and _fleet_capability[0] < 8:
     _fleet_limit = getattr(torch.cuda.get_device_properties(query.device), "shared_memory_per_block_optin", 0)
     _fleet_width = 1 << (self.head_size - 1).bit_length()
-    for _fleet_name in ("BLOCK_M", "BLOCK_N") * 3:
-        _fleet_m, _fleet_n = kernel_options["BLOCK_M"], kernel_options["BLOCK_N"]
-        _fleet_scores = _fleet_m * _fleet_n if query.element_size() == 4 else 0
-        if 4 * ((_fleet_m + _fleet_n) * _fleet_width + _fleet_scores) > _fleet_limit:
-            kernel_options[_fleet_name] = max(16, kernel_options[_fleet_name] // 2)
+    _fleet_scores = 1 if query.element_size() == 4 else 0
+    _fleet_m, _fleet_n = kernel_options["BLOCK_M"], kernel_options["BLOCK_N"]
+    while max(_fleet_m, _fleet_n) > 16 and (
+        4 * ((_fleet_m + _fleet_n) * _fleet_width + _fleet_scores * _fleet_m * _fleet_n) > _fleet_limit
+    ):
+        if _fleet_m >= _fleet_n:
+            _fleet_m //= 2
+        else:
+            _fleet_n //= 2
+    kernel_options["BLOCK_M"], kernel_options["BLOCK_N"] = _fleet_m, _fleet_n
 """
 
 

@@ -80,7 +80,7 @@ def test_the_shapes_are_those_of_their_capability_alone() -> None:
 @pytest.mark.parametrize(
     ("head", "blocks", "want"),
     [(512, (32, 32), (16, 16)), (512, (16, 16), (16, 16)), (512, (16, 32), (16, 16)), (256, (32, 32), (32, 32)),
-     (256, (64, 64), (32, 32)), (128, (64, 64), (64, 64))],
+     (256, (64, 64), (32, 32)), (128, (64, 64), (64, 64)), (512, (16, 256), (16, 16)), (512, (1, 16), (1, 16))],
 )  # fmt: skip
 def test_flex_blocks_are_halved_until_they_fit(head: int, blocks: tuple[int, int], want: tuple[int, int]) -> None:
     assert flex_blocks(FLEX_PATCHED, *TURING, head, blocks) == want
