@@ -16,7 +16,7 @@ from typing import Any
 from fleet.compilers import TRITON_OF_TORCH, python_with
 from fleet.environments import site_packages
 from fleet.errors import ExitCode, FleetError
-from fleet.patch_trees import FIGURES, PATCHES, apply_all, revert_all
+from fleet.patch_trees import FIGURES, LIMITS, PATCHES, apply_all, revert_all
 from fleet.paths import PROJECT, cache_dir
 from fleet.steps import Steps
 from fleet.vllm_sources import Tree
@@ -30,8 +30,6 @@ from ansible.module_utils.patch_files import write_whole  # isort: skip
 
 CHECKER = PROJECT / "roles" / "triton_patch" / "files" / "compile_check.py"
 FLEX_CHECKER = CHECKER.with_name("flex_check.py")
-# Shared memory that a block may ask for, bytes, by capability (CUDA programming guide, technical specifications).
-LIMITS = {"6.0": 49152, "6.1": 49152, "6.2": 49152, "7.0": 98304, "7.2": 98304, "7.5": 65536}
 _FROM_8 = ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1")
 _TIMEOUT_S = 600.0
 

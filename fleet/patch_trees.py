@@ -21,6 +21,8 @@ from ansible.module_utils.patch_registry import patches as known_patches  # isor
 
 # What the search of launch shapes found.
 FIGURES = PROJECT / "roles" / "triton_patch" / "files" / "launch_shapes.json"
+# Shared memory that a block may ask for, bytes, by capability (CUDA programming guide, technical specifications).
+LIMITS = {"6.0": 49152, "6.1": 49152, "6.2": 49152, "7.0": 98304, "7.2": 98304, "7.5": 65536}
 PATCHES = known_patches(shapes_for(json.loads(FIGURES.read_text())))
 
 
@@ -174,8 +176,11 @@ def _result(
 
 def _major(capability: str) -> int:
     if not re.fullmatch(r"\d{1,2}\.\d", capability):
-        raise FleetError(
-            f"capability {capability!r} is none, and major.minor is wanted",
-            where=f"--capability {capability}", mend="nvidia-smi --query-gpu=compute_cap --format=csv", who="patch",
-        )  # fmt: skip
-    return int(capability.partition(".")[0])
+        what = f"capability {capability!r} is none, and major.minor is wanted"
+    elif int(capability.partition(".")[0]) < 8 and capability not in LIMITS:
+        what = f"capability {capability} is of no GPU that vLLM knows; below 8.0 there are {', '.join(LIMITS)}"
+    else:
+        return int(capability.partition(".")[0])
+    raise FleetError(
+        what, where=f"--capability {capability}", mend="nvidia-smi --query-gpu=compute_cap --format=csv", who="patch"
+    )

@@ -170,6 +170,7 @@ def test_patches_are_applied_as_a_set(tree: Path) -> None:
         (["status", "--capability", "8.6"], 0, "not_needed"),
         (["revert"], 0, "absent"),
         (["apply", "--capability", "turing"], 2, "major.minor is wanted"),
+        (["apply", "--capability", "7.9"], 2, "7.9 is of no GPU"),
         (["apply", "--capability", "7.5", "--tree", "/nowhere"], 2, "no vllm/ is in the tree"),
     ],
 )
