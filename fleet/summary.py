@@ -76,7 +76,8 @@ def show_hosts(console: Console, status: dict[str, dict[str, Any]]) -> None:
 def as_json(ran: Ran) -> dict[str, Any]:
     """`{code, hosts}`; of each host the counts, the first failure's message, what the run did, and `state_of` it.
 
-    `patches` are the outcomes of this run by release, `restarted` whether the server was started anew.
+    `patches` are the outcomes of this run by release, `restarted` whether the server was (in a check, would be) started
+    anew.
     """
     return {
         "code": int(ran.finished.code),
