@@ -264,6 +264,16 @@ def _last(text: str) -> str:
     return ([line for line in text.strip().splitlines() if line.strip()] or [""])[-1][:300]
 
 
+def benchmark(module: AnsibleModule) -> None:
+    """Runs it, and tells a refusal in the house form."""
+    try:
+        Benchmark(module).run()
+    except Refused as refused:
+        module.fail_json(
+            msg=house_form([refused.refusal], os.uname().nodename, "triton_patch"), changed=False, refused=refused.early
+        )
+
+
 def main() -> None:
     """Runs the module."""
     module = AnsibleModule(
@@ -280,12 +290,7 @@ def main() -> None:
             "state": {"type": "path", "default": "/var/lib/vllm-fleet"},
         },
     )
-    try:
-        Benchmark(module).run()
-    except Refused as refused:
-        module.fail_json(
-            msg=house_form([refused.refusal], os.uname().nodename, "triton_patch"), changed=False, refused=refused.early
-        )
+    benchmark(module)
 
 
 if __name__ == "__main__":

@@ -223,8 +223,8 @@ class Ended(Exception):
 class Module:
     """What our modules ask of an Ansible module."""
 
-    def __init__(self, params: dict[str, Any], *, check_mode: bool = False) -> None:
-        self.params, self.check_mode = params, check_mode
+    def __init__(self, params: dict[str, Any], *, check_mode: bool = False, tmpdir: str = "/tmp") -> None:
+        self.params, self.check_mode, self.tmpdir = params, check_mode, tmpdir
         self.warned: list[str] = []
 
     def warn(self, warning: str) -> None:
