@@ -33,7 +33,12 @@ _TOUCHED = "ls -A /opt /var/lib /etc/systemd/system /etc/apt/sources.list.d; cut
 
 def converge(*words: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, the host's part of the JSON, and what was said on standard error."""
-    done = runner("converge", "--json", *words)
+    return told("converge", *words)
+
+
+def told(*command: str) -> tuple[int, dict[str, Any], str]:
+    """The same of any command."""
+    done = runner(*command, "--json")
     assert done.stdout, done.stderr[-3000:]
     return done.returncode, json.loads(done.stdout)["hosts"][HOST], done.stderr
 
@@ -274,6 +279,45 @@ def test_drift_is_mended() -> None:
                    "triton_unified_attention.py && echo same") == "same"  # fmt: skip
     assert "swapfile" in on_host("cat /proc/swaps")
     assert converge()[1]["changed"] == 0
+
+
+def test_repatch_puts_the_patch_back_with_one_restart_and_then_does_nothing() -> None:
+    file = "/opt/vllm/current/lib/python3*/site-packages/vllm/v1/attention/ops/triton_unified_attention.py"
+    before = on_host(
+        f"f=$(ls {file}); cp $f /root/patched.py; systemctl show -P InvocationID vllm.service\n"
+        # As pip lays it: stock, beside its own old byte-code.
+        "python3 - $f <<'EOF'\n"
+        "import json, pathlib, shutil, sys\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "build = pathlib.Path('/opt/vllm/current').resolve().name\n"
+        "record = json.loads(pathlib.Path(f'/var/lib/vllm-fleet/patches/{build}.json').read_text())\n"
+        "stock = record['files'][str(path).partition('site-packages/')[2]]['pristine_sha256']\n"
+        "path.unlink()\n"
+        "shutil.copy(f'/var/lib/vllm-fleet/pristine/{stock}', path)\n"
+        "EOF\n"
+    )
+    code, found, said = told("repatch", "--check")
+    assert (code, found["restarted"], [patch["outcome"] for patch in found["patches"] if patch["changed"]]) == (
+        0, True, ["applied"],
+    ), said  # fmt: skip
+    code, found, said = told("repatch")
+    assert code == 0, said
+    assert (found["restarted"], found["serving"]["active"], found["serving"]["drift"]) == (True, True, [])
+    assert on_host(f"cmp /root/patched.py {file} && echo same") == "same"
+    after = on_host("systemctl show -P InvocationID vllm.service")
+    assert after != before
+    code, found, said = told("repatch")
+    assert code == 0, said
+    assert (found["changed"], found["restarted"]) == (0, False)
+    assert on_host("systemctl show -P InvocationID vllm.service") == after
+
+
+def test_a_benchmark_of_the_kernels_is_refused_without_a_card() -> None:
+    before = on_host("systemctl show -P InvocationID vllm.service; ls -A /var/lib/vllm-fleet")
+    code, found, said = told("benchmark", "kernels", "--stop")
+    assert code == 6, said
+    assert "torch has no CUDA device, and one of capability 7.5 is wanted" in found["message"]
+    assert on_host("systemctl show -P InvocationID vllm.service; ls -A /var/lib/vllm-fleet") == before
 
 
 def test_an_argument_that_vllm_does_not_take_is_refused_before_the_switch() -> None:

@@ -1,4 +1,4 @@
-"""A search on the host's own GPU: what is asked, what is kept, what is refused; the search is scripted, files are real."""
+"""A search on the host's own GPU: what is asked, kept and refused; the search is scripted, files are real."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ import compile_check  # lies beside it
 here = pathlib.Path({log!r})
 request = json.loads(pathlib.Path(sys.argv[1]).read_text())
 state = pathlib.Path({state!r})
-note = json.loads((state / "service.unfinished.json").read_text()) if (state / "service.unfinished.json").exists() else {{}}
+unfinished = state / "service.unfinished.json"
+note = json.loads(unfinished.read_text()) if unfinished.exists() else {{}}
 units = pathlib.Path({systemd!r}, "units.json")
 told = json.loads(units.read_text()).get("vllm.service", {{}}).get("ActiveState") if units.exists() else None
 source = pathlib.Path(request["source"]).read_text()
