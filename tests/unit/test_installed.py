@@ -55,7 +55,7 @@ def test_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "no release of vLLM is on this host" in found["msg"]
 
 
-@pytest.mark.parametrize("command", [("repatch",), ("benchmark", "kernels")])
+@pytest.mark.parametrize("command", [("repatch",), ("benchmark", "kernels")], ids=" ".join)
 def test_a_host_with_nothing_installed_is_told_and_left(tmp_path: Path, command: tuple[str, ...]) -> None:
     if any(path.exists() for path in HOST_FILES):
         pytest.skip("this machine is a host itself")
