@@ -59,6 +59,8 @@ print(json.dumps({"capability": found or ""}))
 """
 _ON_GPU = ["nvidia-smi", "--query-compute-apps=pid,name", "--format=csv,noheader"]
 _FROM_8 = 8
+# A narrower head's launch takes as long as a launch takes, so its times are noise, and upstream's own shapes fit.
+_LEAST_WIDTH = 256
 
 
 class Refused(Exception):
@@ -70,14 +72,16 @@ class Refused(Exception):
 
 
 def requests(shape: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What of a search's request the model decides, one for each number of heads: widths are rounded up to powers of 2.
+    """What of a search's request the model decides, one for each number of heads; none where all heads are narrow.
 
-    A width that occurs with several numbers of heads is searched with the most query heads to a KV head: what holds
-    their rows holds the others'.
+    Widths are rounded up to powers of 2, as the kernels do. One that occurs with several numbers of heads is searched
+    with the most query heads to a KV head: what holds their rows holds the others'.
     """
     heads: dict[int, tuple[int, int]] = {}
     for layer in shape["layers"]:
         width, found = 1 << (layer["head_size"] - 1).bit_length(), (layer["heads"], layer["kv_heads"])
+        if width < _LEAST_WIDTH:
+            continue
         heads[width] = max(heads.get(width, found), found, key=lambda pair: pair[0] / pair[1])
     return [
         {
@@ -126,6 +130,12 @@ class Benchmark:
         if not self.p["release"]:
             raise Refused(
                 "no release serves here, and one is wanted", f"{self.p['root']}/releases", "./runner.py converge"
+            )
+        if not requests(self.p["shape"]):
+            raise Refused(
+                f"the model's heads are narrower than {_LEAST_WIDTH}, where upstream's launch shapes stay",
+                "triton_patch_shape",
+                "leave this host out with --limit",
             )
         path = self.site / ATTENTION
         content = path.read_bytes() if path.is_file() else b""

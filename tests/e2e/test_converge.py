@@ -33,7 +33,12 @@ _TOUCHED = "ls -A /opt /var/lib /etc/systemd/system /etc/apt/sources.list.d; cut
 
 def converge(*words: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, the host's part of the JSON, and what was said on standard error."""
-    done = runner("converge", "--json", *words)
+    return told("converge", *words)
+
+
+def told(*command: str) -> tuple[int, dict[str, Any], str]:
+    """The same of any command."""
+    done = runner(*command, "--json")
     assert done.stdout, done.stderr[-3000:]
     return done.returncode, json.loads(done.stdout)["hosts"][HOST], done.stderr
 

@@ -120,6 +120,17 @@ def test_a_silent_run_is_ended(tmp_path: Path) -> None:
     assert list((state_dir() / "runs").glob(f"{os.getpid()}-*")) == []
 
 
+def test_a_task_that_is_polled_for_is_no_stall_and_has_the_runs_mark(tmp_path: Path) -> None:
+    command = "sleep 7; echo mark=$VLLM_FLEET_RUN"
+    polled = request(
+        tmp_path, f"  - {{name: long, ansible.builtin.shell: '{command}', async: 60, poll: 1}}\n", stall_s=5
+    )
+    events: list[Event] = []
+    assert execute(polled, events.append).code is ExitCode.OK
+    [result] = [event.result for event in events if isinstance(event, HostResult)]
+    assert result["stdout"] == f"mark={polled.run_id}"
+
+
 def test_trouble_with_an_event_ends_the_run_and_is_told(tmp_path: Path) -> None:
     def full(event: Event) -> None:
         if isinstance(event, HostStarted):

@@ -1,4 +1,4 @@
-"""A search on the host's own GPU: what is asked, kept and refused; the search is scripted, the files are real."""
+"""A search on the host's own GPU: what is asked, kept and refused; the search is scripted, files are real."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ import compile_check  # lies beside it
 here = pathlib.Path({log!r})
 request = json.loads(pathlib.Path(sys.argv[1]).read_text())
 state = pathlib.Path({state!r})
-noted = state / "service.unfinished.json"
-note = json.loads(noted.read_text()) if noted.exists() else {{}}
+unfinished = state / "service.unfinished.json"
+note = json.loads(unfinished.read_text()) if unfinished.exists() else {{}}
 units = pathlib.Path({systemd!r}, "units.json")
 told = json.loads(units.read_text()).get("vllm.service", {{}}).get("ActiveState") if units.exists() else None
 source = pathlib.Path(request["source"]).read_text()
@@ -220,6 +220,8 @@ def test_without_the_patch_or_a_release_there_is_nothing_to_search(host: Host) -
     (host.site / ATTENTION).write_text("TILE = 32\n")
     assert "./runner.py repatch" in refused(host)
     assert "no release serves here" in refused(host, release={})
+    narrow = [{"head_size": 128, "heads": 8, "kv_heads": 1, "sliding_window": 0}]
+    assert "heads are narrower than 256" in refused(host, shape={**SHAPE, "layers": narrow})
 
 
 def test_a_gpu_that_somebody_else_uses_is_refused(host: Host) -> None:
@@ -282,11 +284,11 @@ def test_widths_with_other_heads_are_searched_apart(host: Host) -> None:
     def layer(head: int, heads: int, kv_heads: int) -> dict[str, int]:
         return {"head_size": head, "heads": heads, "kv_heads": kv_heads, "sliding_window": 0}
 
-    # 8 query heads to a KV head at 512; at 128 (and 96, which is as wide) 4 and 2 of them.
-    shape = {**SHAPE, "layers": [layer(512, 8, 1), layer(128, 16, 8), layer(96, 16, 4)]}
+    # 8 query heads to a KV head at 512; at 256 (and 192, which is as wide) 4 and 2 of them; 128 is not worth it.
+    shape = {**SHAPE, "layers": [layer(512, 8, 1), layer(256, 16, 8), layer(192, 16, 4), layer(128, 32, 1)]}
     result = host.run(shape=shape)
     asked = [entry["request"] for entry in host.asked]
-    assert [(one["heads"], one["kv_heads"], one["head_sizes"]) for one in asked] == [(8, 1, [512]), (16, 4, [128])]
+    assert [(one["heads"], one["kv_heads"], one["head_sizes"]) for one in asked] == [(8, 1, [512]), (16, 4, [256])]
     assert len(result["launch_shapes"]["shapes"]) == 2 * len(REPORT["shapes"])  # type: ignore[arg-type]
 
 

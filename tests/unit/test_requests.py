@@ -15,6 +15,7 @@ import pytest
 
 from fleet.errors import ExitCode, FleetError
 from fleet.events import HostResult, HostTally, Outcome
+from fleet.execution import arguments
 from fleet.paths import PROJECT
 from fleet.requests import Request, known_variables, parse_extra_vars, sandbox_inventory
 from sandbox.pip_config import PipConfig
@@ -120,11 +121,21 @@ def test_the_command_that_goes_on_asks_for_the_same() -> None:
     assert Request("p.yml", (sandbox_inventory(),)).again() == "./runner.py converge"
 
 
+def test_a_commands_own_switch_sets_its_variable_and_is_asked_for_again(tmp_path: Path) -> None:
+    switches = {"--stop": "triton_patch_search_stops_service"}
+    request = Request("p.yml", (Path("/a.yml"),), limit="h", command="benchmark kernels", switches=switches)
+    assert request.again() == "./runner.py benchmark kernels -i /a.yml --limit h --stop"
+    assert arguments(request, tmp_path)["extravars"]["triton_patch_search_stops_service"] is True
+    assert set(switches.values()) <= set(KNOWN)
+    stopping = arguments(request.stopping(), tmp_path)["extravars"]
+    assert "triton_patch_search_stops_service" not in stopping
+
+
 def test_help_names_every_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fleet", "--help"], cwd=PROJECT, capture_output=True, text=True, check=True
     )
-    for command in ("converge", "status", "sandbox", "test"):
+    for command in ("converge", "status", "repatch", "benchmark", "sandbox", "test"):
         assert command in done.stdout
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,41 @@ def test_drift_is_told_by_status_and_restarts_the_service(host: Host, drift: Any
     calls = len(host.systemd.calls())
     assert host.serve()["changed"]
     assert f"start {UNIT}" in host.systemd.calls()[calls:]
+    assert host.status()["drift"] == []
+    assert not host.serve()["changed"]
+
+
+def test_a_start_from_another_file_than_is_there_is_told_and_started_anew(host: Host) -> None:
+    record, file = host.state / "patches/one.json", host.root / "releases/one/site/kernel.py"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "outcome": "applied"}))
+    first = host.serve()
+    assert (first["restarted"], host.status()["drift"]) == (True, [])
+    # pip lays the file anew, the service starts from it, the patch comes back: the digests are the proven ones.
+    patched = file.read_text()
+    file.write_text("tile = 32\n")
+    host.service.start()
+    time.sleep(0.05)  # a file's time is the kernel's, which moves in steps of some milliseconds
+    file.with_name("part").write_text(patched)
+    file.with_name("part").replace(file)
+    assert [(found["what"], found["found"]) for found in host.status()["drift"]] == [
+        ("running code", "older than the patched files")
+    ]
+    assert host.serve(check_mode=True)["restarted"]
+    again = host.serve()
+    assert (again["changed"], again["restarted"]) == (True, True)
+    assert host.status()["drift"] == []
+    calls = host.systemd.calls()
+    assert not host.serve()["restarted"]
+    assert host.systemd.calls() == calls
+
+
+def test_the_time_of_a_file_that_needs_no_patch_says_nothing(host: Host) -> None:
+    record, file = host.state / "patches/one.json", host.root / "releases/one/site/kernel.py"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "outcome": "not_needed"}))
+    host.serve()
+    time.sleep(0.05)
+    # As when another release is given the same file of the installer's cache.
+    file.with_name("link").hardlink_to(file)
     assert host.status()["drift"] == []
     assert not host.serve()["changed"]
 

@@ -74,6 +74,40 @@ def test_a_bare_host_has_nothing() -> None:
     assert "drift" not in shown({})
 
 
+def patched(flags: tuple[str, ...] = (), *, changed: bool, restarted: bool) -> Ran:
+    """A repatch of one host that serves, with this outcome."""
+    collected = Collector()
+    patches = [{**RELEASE["patch"], "build_id": "vllm-1", "changed": changed}]  # type: ignore[dict-item]
+    collected(HostResult("h", "triton_patch", "patched", Outcome.OK, 1.0, "", {"patches": patches}))
+    if restarted:
+        collected(HostResult("h", "vllm_service", "serves", Outcome.CHANGED, 9.0, "", {"restarted": True}))
+    collected(HostResult("h", "", "status", Outcome.OK, 0.1, "", {"vllm_status": STATUS}))
+    request = Request("p.yml", (), flags=flags, command="repatch")
+    return Ran(request, Finished(ExitCode.OK, {"h": HostTally(ok=2)}), collected, Path("/l"), 62.0)
+
+
+def test_a_repatch_says_of_each_host_what_came_of_it_and_whether_it_restarted() -> None:
+    for run, words in (
+        (patched(changed=True, restarted=True), " restarted"),
+        (patched(changed=False, restarted=False), " not restarted"),
+        # Nothing is in place yet, so the server was not compared with it.
+        (patched(("--check",), changed=True, restarted=False), " would be restarted"),
+        (patched(("--check",), changed=False, restarted=True), " would be restarted"),
+        (patched(("--check",), changed=False, restarted=False), " would not be restarted"),
+    ):
+        file = io.StringIO()
+        summary.show_patches(Console(file=file, width=160), run)
+        [line] = [line for line in file.getvalue().splitlines() if "vllm-1" in line and "64 KiB [x]" in line][:1]
+        assert line.split()[:6] == ["h", "vllm-1", "applied", "64", "KiB", "[x]"]
+        assert line.rstrip().endswith(words)
+    host = summary.as_json(patched(changed=True, restarted=True))["hosts"]["h"]
+    assert host["patches"] == [
+        {"build_id": "vllm-1", "outcome": "applied", "reason": "64 KiB [x]", "changed": True}
+    ]  # fmt: skip
+    assert host["restarted"]
+    assert not summary.as_json(ran(STATUS))["hosts"]["h"]["restarted"]
+
+
 def test_a_role_whose_tags_were_not_asked_for_did_not_run() -> None:
     name = "Validating arguments against arg spec 'main' - A swapfile"
     collected = Collector()
