@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -87,11 +88,14 @@ def run_check(
 
 
 def _run(argv: list[str], folder: Path, timeout_s: float) -> dict[str, Any]:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TRITON_CACHE_DIR": f"{folder}/cache"}
+    # By this mark an interrupted run's processes are found and ended.
+    environment |= {name: os.environ[name] for name in ("VLLM_FLEET_RUN",) if name in os.environ}
     try:
         done = subprocess.run(
             argv,
             cwd=folder,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "TRITON_CACHE_DIR": f"{folder}/cache"},
+            env=environment,
             capture_output=True,
             text=True,
             check=False,

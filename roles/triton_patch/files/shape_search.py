@@ -24,6 +24,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# Memory of one process that compiles, and of one that has the GPU open besides, bytes of the machine's.
+_PROCESS_BYTES, _GPU_PROCESS_BYTES = 1_000_000_000, 3_000_000_000
 # What the registers do not hold goes to memory; the field report's shape is timed whatever it spills.
 _MOST_STACK_BYTES = 512
 _REPORTED = (16, 16, 4)
@@ -52,7 +54,7 @@ def main(request_path: str) -> int:
         request["head_sizes"], [request["dtype"]], _PROBLEMS, itertools.product(_ROWS, _TILES, _WARPS)
     )
     jobs = list(dict.fromkeys([*searched, *itertools.product(_WIDTHS, _TYPES, _PROBLEMS, _NARROWEST)]))
-    with pool(os.cpu_count(), _prepare, (request,)) as workers:
+    with pool(_workers(_PROCESS_BYTES), _prepare, (request,)) as workers:
         found = [row for row in workers.map(_compiled, jobs, chunksize=1) if row]
         stages_matter = len(set(workers.map(_code_with_stages, _STAGES))) > 1
     result = {key: request[key] for key in ("vllm",)} | {"lowered_for": request["capability"]} | _versions()
@@ -65,7 +67,7 @@ def main(request_path: str) -> int:
             if row["head_size"] in timed[0] and row["dtype"] == timed[1] and _worth_timing(row, request["limit_bytes"])
         ]  # fmt: skip
         # All are compiled by many processes into Triton's cache, then timed by one.
-        with pool(os.cpu_count(), _prepare_gpu, (request,)) as workers:
+        with pool(min(8, _workers(_GPU_PROCESS_BYTES)), _prepare_gpu, (request,)) as workers:
             workers.map(_launched, worth, chunksize=1)
         _prepare_gpu(request)
         _time(worth)
@@ -73,6 +75,12 @@ def main(request_path: str) -> int:
     result |= {"stages_matter": stages_matter, "shapes": found}
     print(json.dumps(result))
     return 0
+
+
+def _workers(process_bytes: int) -> int:
+    """As many as there are cores and room in half of the memory for; at least one."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(os.cpu_count() or 1, memory // 2 // process_bytes))
 
 
 def _worth_timing(row: dict[str, Any], limit: int) -> bool:
