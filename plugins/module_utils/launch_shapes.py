@@ -50,8 +50,9 @@ def origin(figures: Mapping[str, Any], capability: str, measured: Mapping[str, A
 
 
 def _timed(measured: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if measured and any(row["us"] for row in measured["shapes"]):
-        return {str(measured["lowered_for"]): measured}
+    """The host's own report by its capability, None where it timed nothing or is no whole report."""
+    if measured and measured.keys() >= {"lowered_for", "limit_bytes", "gpu", "shapes"}:
+        return {str(measured["lowered_for"]): measured} if any(row["us"] for row in measured["shapes"]) else None
     return None
 
 

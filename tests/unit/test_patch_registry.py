@@ -144,6 +144,9 @@ def test_what_a_host_measured_itself_stands_before() -> None:
     # One that timed nothing, and one of another capability, say nothing.
     assert shapes_for(figures, report([("decode", 8, 4, 49152, None)])) == shapes_for(figures)
     assert "untried" in origin(figures, "7.5", {**own, "lowered_for": "7.0"})
+    # Neither does what somebody else put there.
+    for part in ("limit_bytes", "shapes", "gpu", "lowered_for"):
+        assert shapes_for(figures, {key: value for key, value in own.items() if key != part}) == shapes_for(figures)
 
 
 def test_the_figures_hold_what_the_issue_asks_of_them() -> None:
