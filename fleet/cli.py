@@ -13,6 +13,7 @@ import typer
 from bench.cli import app as bench_app
 from fleet import running, summary
 from fleet.benchmark_cli import app as benchmark_app
+from fleet.build_cli import app as build_app
 from fleet.errors import ExitCode, FleetError
 from fleet.execution import on_ending_signals
 from fleet.options import AsJson, Inventory, Limit, Yes, end, errors, standing
@@ -33,6 +34,7 @@ app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(patch_app, name="patch")
 app.add_typer(bench_app, name="bench")
 app.add_typer(benchmark_app, name="benchmark")
+app.add_typer(build_app, name="build")
 
 _INTERRUPTED = 130
 # A disk that is full or cannot be written is the machine's, not a fault of the program.

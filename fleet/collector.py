@@ -25,7 +25,8 @@ class Collector:
     """What each role did, and of each host: its own state, its patches, whether its server was started anew.
 
     `patches` are the records of the releases whose patch did not fail, `restarted` the hosts whose server was started
-    anew (in check mode: would be), `launch_shapes` what a search on the host's own GPU found.
+    anew (in check mode: would be), `launch_shapes` what a search on the host's own GPU found, `builds` those a host has
+    begun.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class Collector:
         self.patches: dict[str, list[dict[str, Any]]] = {}
         self.restarted: set[str] = set()
         self.launch_shapes: dict[str, dict[str, Any]] = {}
+        self.builds: dict[str, list[dict[str, Any]]] = {}
 
     def __call__(self, event: Event) -> None:
         """Takes one event."""
@@ -47,6 +49,8 @@ class Collector:
             self.restarted.add(event.host)
         if "launch_shapes" in event.result:
             self.launch_shapes[event.host] = event.result["launch_shapes"]
+        if event.task == "Builds of the host" and "builds" in event.result:
+            self.builds[event.host] = event.result["builds"]
         role = self.roles.get(event.role)
         if role is None or event.outcome in (Outcome.SKIPPED, Outcome.RETRY):
             return

@@ -6,13 +6,17 @@ import json
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from fleet.events import Event, HostResult, HostStarted
+from fleet.events import Event, HostResult, HostStarted, Outcome
 from fleet.paths import state_dir
+
+# Of what is waited for, how far it is.
+_PROGRESS = ("release", "stage", "units", "eta_s", "memory_mib")
 
 
 class RunLog:
-    """Writes one line per event; message texts are kept, results are not."""
+    """Writes one line per event; message texts and how far a build is are kept, results are not."""
 
     def __init__(self, command: str) -> None:
         folder = state_dir() / "logs"
@@ -32,9 +36,11 @@ class RunLog:
         """Appends one event; a task's beginning is logged once, not once per host."""
         if isinstance(event, HostStarted):
             return
-        line: dict[str, str | float] = {"at": round(time.time(), 3), "role": event.role, "task": event.task}
+        line: dict[str, Any] = {"at": round(time.time(), 3), "role": event.role, "task": event.task}
         if isinstance(event, HostResult):
             line |= {"host": event.host, "outcome": event.outcome, "seconds": event.seconds}
             line |= {"message": event.message} if event.message else {}
+            if event.outcome is Outcome.RETRY and (progress := event.result.get("progress")):
+                line["progress"] = {key: progress[-1][key] for key in _PROGRESS if key in progress[-1]}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()

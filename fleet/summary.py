@@ -77,7 +77,7 @@ def as_json(ran: Ran) -> dict[str, Any]:
     """`{code, hosts}`; of each host the counts, the first failure's message, what the run did, and `state_of` it.
 
     `patches` are the outcomes of this run by release, `restarted` whether the server was (in a check, would be) started
-    anew.
+    anew, `builds` those that a host has begun, where these were asked for.
     """
     return {
         "code": int(ran.finished.code),
@@ -93,6 +93,7 @@ def as_json(ran: Ran) -> dict[str, Any]:
                     for patch in ran.collected.patches.get(name, [])
                 ],
                 "restarted": name in ran.collected.restarted,
+                **({"builds": ran.collected.builds[name]} if name in ran.collected.builds else {}),
                 **state_of(ran.collected.status.get(name, {})),
             }
             for name, tally in ran.finished.hosts.items()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 
@@ -60,7 +62,7 @@ class RunView:
             self._progress.begin(Row(event.host, _named(event), usual))
         elif event.outcome is Outcome.RETRY:
             last = (event.result.get("progress") or [{}])[-1]
-            self._progress.doing(event.host, " ".join(str(last[key]) for key in ("release", "stage") if key in last))
+            self._progress.doing(event.host, f"{last.get('release', '')} {how_far(last)}".strip())
         else:
             self._progress.end(event.host)
             if event.outcome in _COLORS or (self._verbose and event.outcome is Outcome.OK):
@@ -100,6 +102,16 @@ class RunView:
         if self._diff:
             for line, style in differences.lines(event.result.get("diff")):
                 self._progress.say("    ", (line, style))
+
+
+def how_far(status: Mapping[str, Any]) -> str:
+    """Of a build's status: `build 12/60 units, 3 min left`, or the stage where nothing is compiled."""
+    units = status.get("units")
+    if not units or status.get("stage") != "build_wheel":
+        return str(status.get("stage", ""))
+    left = status.get("eta_s")
+    told = "" if left is None else f", {left} s left" if left < 60 else f", {round(left / 60)} min left"
+    return f"build {units['done']}/{units['total']} units{told}"
 
 
 def _named(event: HostStarted | HostResult) -> str:

@@ -40,8 +40,14 @@ options:
   build:
     type: dict
     required: true
-    description: "What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, mib_per_job, need."
+    description: >-
+      What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, cache, cache_environment, jobs,
+      mib_per_job, memory, need.
   wait_seconds: {type: int, default: 15, description: "Longest wait of one call, seconds."}
+  since:
+    type: float
+    default: 0
+    description: "When the run began, in the host's seconds: a build cancelled since stays so. 0 for now."
   state: {type: str, choices: [planned, fetched, built], default: planned, description: What to reach.}
 author: [vllm-fleet]
 """
@@ -55,7 +61,35 @@ missing: {type: list, returned: always, description: Names of releases not built
 damaged: {type: dict, returned: always, description: 'Of those that were whole once, what is wrong, by name.'}
 unfetched: {type: list, returned: always, description: Those of them whose source is not there yet.}
 finished: {type: bool, returned: always, description: Whether nothing is left to do for the state asked for.}
+now: {type: float, returned: always, description: "The host's time, seconds, for O(since)."}
+progress:
+  type: list
+  returned: always
+  description: "Of what is at work: release and its status (stage, units, eta_s, memory_mib)."
 """
+
+# What of `build` a build's spec holds as it is.
+_FOR_BUILDS = (
+    "cuda_home", "host_compiler", "rust_home", "cache", "cache_environment", "jobs", "mib_per_job", "memory",
+)  # fmt: skip
+# A builder that is asked to end ends its compilers itself; one compiler killed for want of memory is its to tell.
+_PROPERTIES = ("Type=exec", "KillMode=mixed", "TimeoutStopSec=30", "OOMPolicy=continue", "Nice=5")
+_BOOT = Path("/etc/systemd/system/vllm-fleet-builds.service")
+_BOOT_UNIT = """[Unit]
+Description=vLLM builds that went down with the host are taken up again
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=oneshot
+ExecStart={command}
+
+[Install]
+WantedBy=multi-user.target
+"""
+# Nothing secret among them: what may be told to a host by its variables.
+_CACHE_VARIABLE = re.compile(r"S?CCACHE_[A-Z0-9_]+|AWS_(DEFAULT_)?REGION|AWS_ENDPOINT_URL")
+_SECRET = re.compile(r"KEY_ID|SECRET|TOKEN|PASSWORD")
 
 
 class Releases:
@@ -80,6 +114,8 @@ class Releases:
                     break
             releases = self.planned()
         missing = [release for release in releases if release.record is None]
+        if act == self.build and not missing and not self.module.check_mode:
+            self.remove_boot_unit()
         unfetched = [release for release in missing if release.spec["source"] and not release.source]
         described = [_describe(release) for release in releases]
         self.module.exit_json(
@@ -89,6 +125,7 @@ class Releases:
             missing=[release.name for release in missing],
             damaged={release.name: release.damage for release in releases if release.damage},
             unfetched=[release.name for release in unfetched],
+            now=time.time(),
             progress=progress,
             releases=described,
         )
@@ -101,6 +138,7 @@ class Releases:
         host = Host(platform.machine(), ".".join(python.split(".")[:2]), self.p["arch_list"])
         folders = Folders(self.folders["root"], self.folders["sources"], self.p["build"]["rust_toolchain"])
         try:
+            _check_cache(self.p["build"].get("cache_environment") or {})
             releases = [plan_release(wanted, torch, host, folders) for wanted in self.p["releases"]]
             names = [release.name for release in releases]
             for name in names:
@@ -153,6 +191,7 @@ class Releases:
         """Starts the unit where it is not running and waits for its end, until the deadline."""
         unit = re.sub(r"[^A-Za-z0-9:_.-]", "_", unit)  # a version's + is no character for a unit
         if not _active(unit):
+            self.refuse_cancelled(release, home)
             self.start(release, home, unit, program)
         while time.monotonic() < self.deadline and _active(unit):
             time.sleep(0.5)
@@ -169,30 +208,67 @@ class Releases:
             )
         return {"release": release.name, **status}
 
+    def refuse_cancelled(self, release: Release, home: Path) -> None:
+        """What somebody cancelled since this run began is not started again by it; by a later one it is."""
+        mark = read_json(home / "cancelled.json")
+        if mark and mark["at"] > (self.p.get("since") or time.time()):
+            self.module.fail_json(
+                msg=f"vllm_source_build: {release.name}: the build was cancelled by {mark['who']} at {mark['when']}\n"
+                f"  where: {platform.node()} {home / 'build.log'}\n"
+                "  mend:  converge again: it goes on with what is compiled",
+            )
+
     def start(self, release: Release, home: Path, unit: str, program: str) -> None:
         """Writes the spec and starts the unit."""
         home.mkdir(parents=True, exist_ok=True)
         build = self.p["build"]
         spec = {
             **release.spec,
-            **{key: build[key] for key in ("cuda_home", "host_compiler", "rust_home", "mib_per_job")},
+            **{key: build[key] for key in _FOR_BUILDS},
             "need": build["need"][release.spec["method"]][release.spec["target_device"]],
             "tools": str(self.folders["tools"]),
         }
         (home / "spec.json").write_text(json.dumps(spec, indent=1, sort_keys=True))
-        (home / "status.json").unlink(missing_ok=True)
+        for name in ("status.json", "cancelled.json", "boots.json"):
+            (home / name).unlink(missing_ok=True)
         self.systemd_run(
-            unit, ["/usr/bin/python3", "-EsB", str(self.folders["lib"] / program), str(home / "spec.json")]
+            unit, ["/usr/bin/python3", "-EsB", str(self.folders["lib"] / program), str(home / "spec.json")], home
         )
 
-    def systemd_run(self, unit: str, argv: list[str]) -> None:
-        """Starts a transient unit, which no end of this connection ends."""
-        properties = ["Type=exec", "KillMode=control-group", "Nice=5"]
+    def systemd_run(self, unit: str, argv: list[str], home: Path) -> None:
+        """Starts a transient unit, which no end of this connection ends; builds are taken up again at boot."""
+        start = ["systemd-run", f"--unit={unit}", "--collect", *[f"--property={word}" for word in _PROPERTIES], *argv]
         self.module.run_command(["systemctl", "reset-failed", unit])
-        self.module.run_command(
-            ["systemd-run", f"--unit={unit}", "--collect", *[f"--property={word}" for word in properties], *argv],
-            check_rc=True,
-        )
+        if home.parent == self.folders["builds"]:
+            (home / "start.json").write_text(json.dumps({"unit": unit, "argv": start}))
+            self.install_boot_unit()
+        self.module.run_command(start, check_rc=True)
+
+    def install_boot_unit(self) -> None:
+        """The unit that takes builds up at boot; it takes itself away where none is left."""
+        resume = self.folders["lib"] / "resume_builds.py"
+        text = _BOOT_UNIT.format(command=f"/usr/bin/python3 -EsB {resume} {self.folders['builds']}")
+        if not _BOOT.is_file() or _BOOT.read_text() != text:
+            _BOOT.write_text(text)
+            self.module.run_command(["systemctl", "daemon-reload"], check_rc=True)
+        self.module.run_command(["systemctl", "enable", "-q", _BOOT.name], check_rc=True)
+
+    def remove_boot_unit(self) -> None:
+        """Where all is built, nothing is left to take up."""
+        if _BOOT.is_file():
+            self.module.run_command(["systemctl", "disable", "-q", _BOOT.name])
+            _BOOT.unlink(missing_ok=True)
+            self.module.run_command(["systemctl", "daemon-reload"])
+
+
+def _check_cache(environment: dict[str, Any]) -> None:
+    for name in sorted(environment):
+        if not _CACHE_VARIABLE.fullmatch(name) or _SECRET.search(name):
+            raise PlanError(
+                f"{name} is no variable of a compiler cache, and CCACHE_*, SCCACHE_* or a region of AWS's is wanted",
+                "vllm_source_build_cache_environment",
+                f"remove {name}; credentials come from the host's own role",
+            )
 
 
 def _describe(release: Release) -> dict[str, Any]:
@@ -232,6 +308,7 @@ def main() -> None:
             },
             "build": {"type": "dict", "required": True},
             "wait_seconds": {"type": "int", "default": 15},
+            "since": {"type": "float", "default": 0},
             "state": {"type": "str", "choices": ["planned", "fetched", "built"], "default": "planned"},
         },
         supports_check_mode=True,

@@ -38,6 +38,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     return name
 """
 ROOM = {"mib": 1, "inodes": 1}
+MEMORY = {name: {"mib_per_job": 1024, "largest_mib": 3200} for name in ("below_8_0", "from_8_0")}
 
 
 class Site:
@@ -82,7 +83,8 @@ class Site:
                 "cuda": "13.2",
             },
             "cuda_home": "/nowhere/cuda", "host_compiler": "/nowhere/g++", "rust_home": str(self.rust_home),
-            "mib_per_job": 4096, "need": {"builds": ROOM, "sources": ROOM, "root": ROOM},
+            "jobs": 0, "mib_per_job": 0, "memory": MEMORY, "cache": str(self.folder / "cache"),
+            "cache_environment": {}, "need": {"builds": ROOM, "sources": ROOM, "root": ROOM, "cache": ROOM},
             "tools": str(Path(sys.executable).parent.parent), **more,
         }  # fmt: skip
         home = self.folder / "builds" / "b1"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.cubin import capabilities_in, capability_of, runs_on
-from cuda_build import architectures, compile_jobs, judge_architectures, judge_toolchain
+from cuda_build import architectures, judge_architectures, judge_toolchain
 from job import JobError
 
 GXX = shutil.which("g++") or ""
@@ -149,12 +149,3 @@ def test_the_real_toolkit_and_compiler_are_judged(cuda_home: Path) -> None:
     assert judge_toolchain(cuda_home, GXX, "13.2", "") == []
     with pytest.raises(JobError, match=f"the source wants {major + 1} or newer"):
         judge_toolchain(cuda_home, GXX, "13.2", f'CMAKE_CXX_COMPILER_VERSION VERSION_LESS "{major + 1}"')
-
-
-@pytest.mark.parametrize(
-    ("available_mib", "cores", "jobs"),
-    # CASES A36: 8 GiB and 4 cores compile one unit at a time; one job at least, and no more than the cores.
-    [(8192, 4, 1), (1024, 4, 1), (65536, 4, 4), (31000, 16, 7)],
-)
-def test_jobs_fit_memory_and_cores(available_mib: int, cores: int, jobs: int) -> None:
-    assert compile_jobs(available_mib, cores, 4096) == jobs

@@ -13,7 +13,7 @@ import pytest
 from fleet.paths import PROJECT
 from plugins.modules import vllm_release
 from plugins.modules.vllm_release import Releases
-from tests.unit.test_build_release import BACKEND, ROOM
+from tests.unit.test_build_release import BACKEND, MEMORY, ROOM
 from tests.unit.test_source_fetch import git
 
 LIB = PROJECT / "roles" / "vllm_source_build" / "files"
@@ -46,6 +46,8 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: list[str] = []
+        self.build: dict[str, Any] = {}
+        self.since = 0.0
         self.site = folder / "ami" / "lib" / "python3.11" / "site-packages"
         (self.site / "torch").mkdir(parents=True)
         (self.site / "torch" / "__init__.py").write_text(
@@ -85,7 +87,7 @@ class Host:
         }  # fmt: skip
 
     def ask(self, state: str, *releases: dict[str, Any], check_mode: bool = False) -> dict[str, Any]:
-        need = {"builds": ROOM, "sources": ROOM, "root": ROOM}
+        need = {"builds": ROOM, "sources": ROOM, "root": ROOM, "cache": ROOM}
         params = {
             "state": state,
             "releases": list(releases),
@@ -99,9 +101,11 @@ class Host:
             },
             "build": {
                 "cuda_home": "/nowhere/cuda", "host_compiler": "/nowhere/g++", "rust_home": "/nowhere/rust",
-                "rust_toolchain": "", "mib_per_job": 4096, "need": {"source": {"empty": need, "cuda": need}},
+                "rust_toolchain": "", "jobs": 0, "mib_per_job": 0, "memory": MEMORY, "cache_environment": {},
+                "cache": str(self.folder / "cache"), "need": {"source": {"empty": need, "cuda": need}},
+                **self.build,
             },
-            "wait_seconds": 60,
+            "wait_seconds": 60, "since": self.since,
         }  # fmt: skip
         asked = Releases(Module(params, check_mode))
         asked.systemd_run = self.systemd_run  # type: ignore[method-assign]
@@ -109,7 +113,7 @@ class Host:
             asked.run()
         return caught.value.result
 
-    def systemd_run(self, unit: str, argv: list[str]) -> None:
+    def systemd_run(self, unit: str, argv: list[str], home: Path) -> None:  # noqa: ARG002
         """Runs the unit's program to its end, in the foreground."""
         self.started.append(unit)
         subprocess.run([sys.executable, *argv[1:]], check=False)

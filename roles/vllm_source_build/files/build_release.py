@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import build_environment
+import compiling
 import cuda_build
 import host_pip_config
 from job import Job, JobError, write_whole
@@ -68,10 +70,12 @@ class Build(Job):
         ]
 
     def check_room(self) -> None:
-        """Free bytes and inodes where this build writes, against its measured need."""
+        """Free bytes and inodes where this build writes (TMPDIR is below `builds`), against its measured need."""
         places = {"builds": self.home, "root": self.release.parent}
         if self.from_source:
             places["sources"] = self.tree.parent
+        if self.compiles_cuda:
+            places["cache"] = Path(self.spec["cache"])
         need: dict[int, list[Any]] = {}
         for name, place in sorted(places.items()):
             place.mkdir(parents=True, exist_ok=True)
@@ -91,10 +95,22 @@ class Build(Job):
                 raise JobError(" and ".join(short), where, f"free room or grow the volume: df -h {where}", refused=True)
 
     def unpack(self) -> None:
-        """A copy of the source to build in, always at the same place, so that a compiler cache sees the same paths."""
+        """A copy of the source to build in, always at the same place, so that a compiler cache sees the same paths.
+
+        One that this same build has begun in is kept, with all that is compiled in it.
+        """
         source = Path(self.spec["source"]["path"])
         digest = self.spec["source"]["digest"]
+        mine = {"build_id": self.spec["build_id"], "digest": digest}
+        if self.tree.is_dir() and self.tree_stamp.is_file() and json.loads(self.tree_stamp.read_text()) == mine:
+            return
+        self.tree_stamp.unlink(missing_ok=True)
         shutil.rmtree(self.tree, ignore_errors=True)
+        self.unpack_into_tree(source, digest)
+        write_whole(self.tree_stamp, mine)
+
+    def unpack_into_tree(self, source: Path, digest: str) -> None:
+        """The source as it came, where it still is the one that was fetched."""
         if self.spec["source"]["kind"] == "git":
             git = ["git", "-C", str(source / "checkout")]
             self.command([*git, "reset", "-q", "--hard", digest], mend=f"rm -r {source}, then converge again")
@@ -171,39 +187,24 @@ class Build(Job):
         if requires:
             self.pip_install(*requires)
         shutil.rmtree(self.home / "dist", ignore_errors=True)
+        jobs = build_environment.jobs_of(self.spec) if self.compiles_cuda else 1
+        # Arguments for CMake that decide what is compiled have their place here.
+        cmake: list[str] = []
+        environment = build_environment.build_environment(
+            self.spec, self.release, self.tree, self.environment()["PATH"], jobs, cmake,
+            self.rust_environment() if self.spec["rust_frontend"] else {},
+        )  # fmt: skip
+        if self.compiles_cuda:
+            self.judged["jobs"] = jobs
+        compiling.followed(self, lambda: self.compile(environment), self.tree, jobs)
+
+    def compile(self, environment: dict[str, str]) -> None:
+        """The wheel, into `dist`."""
         self.uv(
             "build", "--wheel", "--no-build-isolation", "--python", str(self.python),
-            "--out-dir", str(self.home / "dist"), str(self.tree), env=self.build_environment(),
+            "--out-dir", str(self.home / "dist"), str(self.tree), env=environment,
             mend=f"tail -50 {self.log_path}",
         )  # fmt: skip
-
-    def build_environment(self) -> dict[str, str]:
-        """What the source's build reads; the release's own variables win over MAX_JOBS and its like."""
-        version = self.spec["version"]
-        path = [f"{self.release}/bin", self.environment()["PATH"]]
-        found = {
-            # The tree is changed (torch's pins) or has no .git: either way setuptools-scm cannot tell the version.
-            "VLLM_VERSION_OVERRIDE": version,
-            "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM": version,
-            "VLLM_TARGET_DEVICE": self.spec["target_device"],
-            "VLLM_REQUIRE_RUST_FRONTEND": "1" if self.spec["rust_frontend"] else "0",
-        }
-        if self.compiles_cuda:
-            jobs = cuda_build.compile_jobs(_available_mib(), os.cpu_count() or 1, self.spec["mib_per_job"])
-            path.insert(1, f"{self.spec['cuda_home']}/bin")
-            found |= {
-                "CUDA_HOME": self.spec["cuda_home"],
-                "CXX": self.spec["host_compiler"],
-                "CUDAHOSTCXX": self.spec["host_compiler"],
-                "TORCH_CUDA_ARCH_LIST": self.spec["arch_list"],
-                "MAX_JOBS": str(jobs),
-                # Threads of nvcc share a unit's architectures out and divide MAX_JOBS: with few of them only a loss.
-                "NVCC_THREADS": "1",
-            }
-        if self.spec["rust_frontend"]:
-            path.insert(1, f"{self.spec['rust_home']}/cargo/bin")
-            found |= self.rust_environment()
-        return {**found, "PATH": ":".join(path), **self.spec["environment"]}
 
     def rust_environment(self) -> dict[str, str]:
         """The toolchain by name, so that rustup neither guesses nor downloads another."""
@@ -310,7 +311,13 @@ class Build(Job):
         for folder in (self.home / "uv-cache", self.home / "tmp"):
             shutil.rmtree(folder, ignore_errors=True)
         if self.from_source:
+            self.tree_stamp.unlink(missing_ok=True)
             shutil.rmtree(self.tree, ignore_errors=True)
+
+    @property
+    def tree_stamp(self) -> Path:
+        """Which build the tree is whole for, beside it."""
+        return self.tree.with_name("tree.json")
 
     @property
     def tree(self) -> Path:
@@ -338,13 +345,6 @@ class Build(Job):
         own["UV_CACHE_DIR"] = str(self.home / "uv-cache")
         mend = mend or "check the package index that pip is configured with (pip config list), then converge again"
         self.command([str(self.tools / "bin/uv"), *args], env={**own, **(env or {})}, mend=mend)
-
-
-def _available_mib() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    raise RuntimeError("no MemAvailable in /proc/meminfo")
 
 
 if __name__ == "__main__":

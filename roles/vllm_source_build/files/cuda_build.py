@@ -10,14 +10,6 @@ from pathlib import Path
 from cubin import capabilities_in, runs_on
 from job import JobError
 
-# What the machine itself needs while all jobs run.
-_RESERVED_MIB = 1024
-
-
-def compile_jobs(available_mib: int, cores: int, mib_per_job: int) -> int:
-    """Units to compile at once: no more than the cores, no more than the memory, one at least."""
-    return max(1, min(cores, (available_mib - _RESERVED_MIB) // mib_per_job))
-
 
 def judge_toolchain(cuda_home: Path, compiler: str, torch_cuda: str | None, cmake_lists: str) -> list[str]:
     """Whether nvcc, torch's CUDA and the host compiler go together; warnings, or a refusal.

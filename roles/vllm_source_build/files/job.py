@@ -1,32 +1,46 @@
 """Work on the host that outlives whoever asked for it: stages, a status file, a log, commands. Standard library alone.
 
-A job lives in one folder: its `spec.json`, `status.json` (state, stage, and what, where and mend of a failure) and
-`build.log` with the output of every command.
+A job lives in one folder: its `spec.json`, `status.json` (state, stage, how far it is, and what, where, mend and kind
+of a failure) and `build.log` with the output of every command. States: running, done, failed, cancelled (somebody
+wrote `cancelled.json` and ended it), interrupted (whatever else ended it, such as a reboot).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 LIB = Path(__file__).resolve().parent
+# For compilers to end before they are made to.
+_END_S = 10
 
 
 class JobError(Exception):
-    """A job that cannot go on: what is wrong, where, how to mend it, and whether it refused before doing anything."""
+    """A job that cannot go on: what is wrong, where, how to mend it, whether it refused before doing anything.
 
-    def __init__(self, what: str, where: str, mend: str, *, refused: bool = False) -> None:
+    `kind` tells failures of a compilation apart: memory, disk, network, compiler; empty for all else.
+    """
+
+    def __init__(self, what: str, where: str, mend: str, *, refused: bool = False, kind: str = "") -> None:
         super().__init__(what)
-        self.what, self.where, self.mend, self.refused = what, where, mend, refused
+        self.what, self.where, self.mend, self.refused, self.kind = what, where, mend, refused, kind
+
+
+class Ended(BaseException):
+    """The job is asked to end."""
 
 
 class Job:
@@ -42,6 +56,8 @@ class Job:
         (self.home / "tmp").mkdir(exist_ok=True)
         self.began = time.time()
         self.stage_seconds: dict[str, float] = {}
+        self._at: dict[str, Any] = {}
+        self._writing = threading.Lock()
 
     def stages(self) -> list[Callable[[], None]]:
         """What is done, in order."""
@@ -50,28 +66,56 @@ class Job:
     def run(self) -> None:
         """Runs all stages; the status file tells the outcome."""
         stages = self.stages()
+        earlier = signal.signal(signal.SIGTERM, _end)
         try:
             for number, stage in enumerate(stages, 1):
                 began = time.time()
-                self.status("running", stage=stage.__name__, number=number, of=len(stages))
+                self._at = {"stage": stage.__name__, "number": number, "of": len(stages)}
+                self.status("running")
                 stage()
                 self.stage_seconds[stage.__name__] = round(time.time() - began, 1)
-            self.status("done", stage="done", number=len(stages), of=len(stages))
+            self._at = {"stage": "done", "number": len(stages), "of": len(stages)}
+            self.status("done")
+        except Ended as end:
+            # Asked once is enough: what is left of the time goes into ending well.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self.release_lock()
+            self.ended()
+            raise SystemExit(1) from end
         except JobError as error:
-            self.status("failed", what=error.what, where=error.where, mend=error.mend, refused=error.refused)
+            told = {"what": error.what, "where": error.where, "mend": error.mend}
+            self.status("failed", **told, refused=error.refused, kind=error.kind)
             raise SystemExit(1) from error
         except Exception as error:
             self.status(
                 "failed", what=f"unexpected: {error!r}", where=str(self.log_path), mend=f"tail -50 {self.log_path}"
             )
             raise
+        finally:
+            signal.signal(signal.SIGTERM, earlier)
+
+    def release_lock(self) -> None:
+        """Gives back what a job holds for others to wait for; called when it is asked to end."""
+
+    def ended(self) -> None:
+        """Says that the job was ended, and by whom where somebody cancelled it."""
+        mark = self.home / "cancelled.json"
+        cancelled = json.loads(mark.read_text()) if mark.is_file() else {}
+        state = "cancelled" if cancelled else "interrupted"
+        by = f"by {cancelled['who']} at {cancelled['when']}" if cancelled else "before it was done"
+        mend = "converge again: it goes on with what is compiled"
+        self.status(state, what=f"the build was {state} {by}", where=str(self.log_path), mend=mend)
+
+    def tell(self, found: dict[str, Any]) -> None:
+        """Adds to what the status says of the stage that runs."""
+        self._at |= found
+        self.status("running")
 
     def status(self, state: str, **more: Any) -> None:
         """Writes the status file whole."""
-        write_whole(
-            self.home / "status.json",
-            {"state": state, "began": self.began, "updated": time.time(), "pid": os.getpid(), **more},
-        )
+        fixed = {"state": state, "began": self.began, "updated": time.time(), "pid": os.getpid()}
+        with self._writing:
+            write_whole(self.home / "status.json", {**fixed, **self._at, **more})
 
     def make_tools(self) -> None:
         """uv and the index client, in an environment of their own, by hash."""
@@ -112,26 +156,35 @@ class Job:
         self.log.write(f"$ {' '.join(argv)}\n")
         self.log.flush()
         try:
-            done = subprocess.run(
-                argv,
-                cwd=cwd or "/",
-                env={**self.environment(), **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if capture else self.log,
-                stderr=self.log,
-                text=True,
-                check=False,
-            )
+            code, said = self._run(argv, cwd or Path("/"), {**self.environment(), **(env or {})}, capture=capture)
         except FileNotFoundError as error:
             raise JobError(f"{argv[0]} is not installed", argv[0], f"apt-get install {Path(argv[0]).name}") from error
-        if done.returncode:
-            tail = (self.log_path.read_text().strip().splitlines() or [""])[-1][-300:]
+        if code:
+            tail = (self.log_path.read_text(errors="replace").strip().splitlines() or [""])[-1][-300:]
             raise JobError(
-                f"{' '.join([Path(argv[0]).name, *argv[1:2]])} ended with {done.returncode}: {tail}",
+                f"{' '.join([Path(argv[0]).name, *argv[1:2]])} ended with {code}: {tail}",
                 str(self.log_path),
                 mend or f"tail -50 {self.log_path}",
             )
-        return done.stdout or ""
+        return said
+
+    def _run(self, argv: list[str], cwd: Path, env: dict[str, str], *, capture: bool) -> tuple[int, str]:
+        """The command in a process group of its own, so that all of it ends with this job."""
+        out = subprocess.PIPE if capture else self.log
+        with subprocess.Popen(
+            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=self.log, text=True, process_group=0
+        ) as child:
+            try:
+                said, _ = child.communicate()
+            except BaseException:
+                # Ninja asked to end ends its compilers, which have groups of their own, and removes what is half made.
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(child.pid, number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(timeout=_END_S)
+                raise
+            return child.returncode, said or ""
 
     @contextmanager
     def source_lock(self) -> Iterator[None]:
@@ -139,6 +192,10 @@ class Job:
         with (Path(self.spec["source"]["path"]) / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    raise Ended
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:

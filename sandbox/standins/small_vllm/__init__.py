@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 NAME, VERSION = "vllm", "99.75.0"
@@ -19,12 +20,18 @@ SOURCE = Path(__file__).with_name("source")
 _PKG_INFO = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n"
 
 
-def build_sdist(folder: Path) -> Path:
-    """Writes `vllm-99.75.0.tar.gz` into a folder; its bytes depend on the source alone."""
+def build_sdist(folder: Path, changed: Mapping[str, bytes] | None = None) -> Path:
+    """Writes `vllm-99.75.0.tar.gz` into a folder; its bytes depend on the source alone.
+
+    Args:
+        folder: where to.
+        changed: files by name with other contents than the source's.
+    """
     members = {"PKG-INFO": _PKG_INFO.encode()}
     for path in sorted(SOURCE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             members[str(path.relative_to(SOURCE))] = path.read_bytes()
+    members |= changed or {}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in sorted(members.items()):

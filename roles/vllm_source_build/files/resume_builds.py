@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Takes up at boot what was being built when the host went down: `resume_builds.py BUILDS`.
+
+A build says in `start.json` how it is started. One that was cancelled, has failed or is done is left alone, and so is
+one that three boots in a row have not brought to an end: it may be what takes the host down. Where nothing is being
+built the unit that runs this takes itself away.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from job import write_whole
+
+UNIT = Path("/etc/systemd/system/vllm-fleet-builds.service")
+BOOTS = 3
+
+
+def resume(builds: Path) -> list[str]:
+    """Starts every build that was cut off; the names of the units that were started."""
+    started = []
+    for start in sorted(builds.glob("*/start.json")):
+        home, unit = start.parent, _read(start)
+        status = _read(home / "status.json")
+        if not cut_off(home) or _active(unit["unit"]):
+            continue
+        boots = int(_read(home / "boots.json").get("boots", 0)) + 1
+        if boots > BOOTS:
+            told = {
+                "what": f"{BOOTS} boots took it up, and none brought it to an end: it may be what takes the host down",
+                "where": str(home / "build.log"),
+                "mend": f"journalctl --list-boots; tail -50 {home / 'build.log'}; then converge again",
+            }
+            write_whole(home / "status.json", {**status, "state": "failed", **told})
+            continue
+        write_whole(home / "boots.json", {"boots": boots})
+        subprocess.run(unit["argv"], check=False)
+        started.append(str(unit["unit"]))
+    return started
+
+
+def cut_off(home: Path) -> bool:
+    """Whether a build was at work when it ended, and nobody has cancelled it."""
+    state = _read(home / "status.json").get("state")
+    return state in ("running", "interrupted") and not (home / "cancelled.json").is_file()
+
+
+def _active(unit: str) -> bool:
+    return subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def main() -> None:
+    """Resumes, or takes the unit away."""
+    builds = Path(sys.argv[1])
+    resume(builds)
+    if not any(cut_off(start.parent) for start in builds.glob("*/start.json")):
+        subprocess.run(["systemctl", "disable", "-q", UNIT.name], check=False)
+        UNIT.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""A real CUDA build by nvcc, killed, ended, starved and misled: it goes on where it was, and says what stopped it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import compiling
+import pytest
+from build_release import Build
+
+from sandbox.standins import small_vllm
+from tests.unit.small_builds import SmallBuild, below
+
+UNITS = {"activation", "cache", "copy", "layernorm", "pos_encoding", "quant", "sampler", "scaled_mm"}
+BAD_UNIT = {"csrc/cache.cu": b'#include "kernels.cuh"\n\nint cache() { return not_declared; }\n'}
+
+
+def test_the_sdist_has_the_same_bytes_every_time(tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    first = small_vllm.build_sdist(tmp_path).read_bytes()
+    assert small_vllm.build_sdist(tmp_path / "again").read_bytes() == first
+    assert small_vllm.CUDA_UNITS == len(UNITS)
+
+
+def test_a_build_that_is_killed_anywhere_goes_on_where_it_was(tmp_path: Path, cuda_home: Path) -> None:
+    build = SmallBuild(tmp_path, cuda_home)
+    # As the source was half unpacked: a tree, and nothing that says whose.
+    build.tree.mkdir()
+    (build.tree / "half").touch()
+
+    process = build.start(environment={"CMAKE_ARGS": "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"})
+    build.until(process, lambda: "compiler identification" in build.log())
+    build.kill(process)
+    assert not (build.tree / "half").exists()
+    assert build.status()["state"] == "running"
+    assert build.compiled() == []
+
+    (build.tree / "kept").touch()
+    process = build.start()
+    build.until(process, lambda: len(build.finished()) >= 3)
+    build.kill(process)
+    before, seen = build.finished(), len(build.log())
+    # CASES A42: no path of the release or of the build's own folder is told to a compiler.
+    (commands,) = build.tree.glob("build/*/compile_commands.json")
+    assert str(build.release) not in commands.read_text()
+    assert str(build.home) not in commands.read_text()
+
+    process = build.start()
+    units = []
+    while not list((build.home / "dist").glob("*.whl")):
+        assert process.poll() is None, build.log()[-3000:]
+        units += [(told["done"], told["total"]) for told in [build.status().get("units")] if told]
+        time.sleep(0.02)
+    build.kill(process)
+    assert (build.tree / "kept").exists()
+    assert set(build.compiled(seen)) == UNITS - before
+    # What is left, and the link of the module.
+    assert units[-1][1] <= len(UNITS - before) + 2
+    assert units == sorted(units)
+    assert build.record() == {}
+
+    seen = len(build.log())
+    status = build.run()
+    assert status["state"] == "done", status
+    assert build.compiled(seen) == []
+    assert build.record()["architectures"] == {"_C_stable_libtorch.abi3.so": {"7.5": 8}}
+    assert build.record()["jobs"] == 2
+    code = "import vllm._C_stable_libtorch as module; print(module.units())"
+    said = subprocess.run([build.release / "bin" / "python", "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "8\n"
+    assert not build.tree.exists()
+
+
+def test_another_build_of_the_same_source_begins_anew(tmp_path: Path, cuda_home: Path) -> None:
+    build = SmallBuild(tmp_path, cuda_home)
+    build.tree.mkdir()
+    (build.tree / "of another").touch()
+    build.tree.with_name("tree.json").write_text(
+        json.dumps({"build_id": "b0", "digest": build.spec["source"]["digest"]})
+    )
+    process = build.start()
+    build.until(process, lambda: build.status().get("stage") == "build_wheel")
+    build.kill(process)
+    assert not (build.tree / "of another").exists()
+
+
+@pytest.mark.parametrize(
+    ("mark", "state", "words"),
+    [
+        ({"who": "ada@desk", "when": "2026-12-02 10:00:00 UTC"}, "cancelled", "by ada@desk at 2026-12-02 10:00:00 UTC"),
+        ({}, "interrupted", "before it was done"),
+    ],
+)
+def test_a_build_that_is_asked_to_end_ends_with_all_its_compilers(
+    tmp_path: Path, cuda_home: Path, mark: dict[str, str], state: str, words: str
+) -> None:
+    build = SmallBuild(tmp_path, cuda_home)
+    process = build.start()
+    build.until(process, lambda: any("cicc" in name for name in _names(process.pid)))
+    all_of_it = below(process.pid)
+    if mark:
+        (build.home / "cancelled.json").write_text(json.dumps(mark))
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    assert (build.status()["state"], build.status()["what"]) == (state, f"the build was {state} {words}")
+    assert [pid for pid in all_of_it if Path(f"/proc/{pid}").exists()] == []
+
+
+def _names(pid: int) -> list[str]:
+    names = []
+    for one in below(pid):
+        try:
+            names.append(Path(f"/proc/{one}/comm").read_text().strip())
+        except OSError:
+            continue
+    return names
+
+
+def test_a_unit_that_does_not_compile_is_named(tmp_path: Path, cuda_home: Path) -> None:
+    build = SmallBuild(tmp_path, cuda_home, BAD_UNIT)
+    status = build.run()
+    assert (status["state"], status["kind"]) == ("failed", "compiler")
+    assert (
+        status["what"] == f'the compiler refuses {build.tree}/csrc/cache.cu:3: identifier "not_declared" is undefined'
+    )
+    assert "vllm_source_build_releases" in status["mend"]
+    assert build.record() == {}
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[None]:
+    """A file system of a size in a folder."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_disk_that_fills_up_is_told_as_such(tmp_path: Path, cuda_home: Path) -> None:
+    with mounted(tmp_path / "sources", "768k"):
+        build = SmallBuild(tmp_path, cuda_home)
+        status = build.run(need=dict.fromkeys(build.spec["need"], {"mib": 0, "inodes": 1}))
+        assert (status["state"], status["kind"], status["where"]) == ("failed", "disk", str(build.tree)), status
+        assert status["what"].startswith("out of disk: ")
+        assert f"df -h {build.tree}" in status["mend"]
+
+
+@contextmanager
+def memory_limited_to(mib: int) -> Iterator[Path]:
+    """A control group with a limit, in whichever version this machine accounts for memory."""
+    top = Path("/sys/fs/cgroup")
+    first = not (top / "cgroup.controllers").exists()
+    group = (top / "memory" if first else top) / f"vllm-fleet-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(mib * 1024 * 1024))
+        yield group
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a control group needs root")
+def test_a_compiler_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: Path, cuda_home: Path) -> None:
+    build = SmallBuild(tmp_path, cuda_home)
+    # The heavy unit takes 185 MB (measured).
+    with memory_limited_to(150) as group:
+        process = build.start()
+        build.until(process, lambda: "Building CUDA" in build.log())
+        for pid in below(process.pid):
+            (group / "cgroup.procs").write_text(str(pid))
+        process.wait()
+        status = build.status()
+    assert (status["state"], status["kind"]) == ("failed", "memory"), status
+    assert status["what"].startswith("out of memory with 2 jobs at once: ")
+    assert status["mend"] == "set vllm_source_build_jobs to 1, then converge again: what is compiled stays"
+
+
+def test_what_the_network_denied_is_tried_again_before_anything_is_compiled(
+    tmp_path: Path, cuda_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # CASES A41. The repository comes within reach while the build waits; then a bad unit ends it at once.
+    build = SmallBuild(tmp_path, cuda_home, BAD_UNIT)
+    repository, waits = tmp_path / "cutlass", []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+            subprocess.run(["git", "init", "-q", str(repository)], check=True)
+            subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+            subprocess.run([*git, "tag", "v4.2.1"], check=True)
+
+    monkeypatch.setattr(compiling.time, "sleep", sleep)
+    more = {"environment": {"CMAKE_ARGS": f"-DVLLM_CUTLASS_REPOSITORY=file://{repository}"}}
+    (build.home / "spec.json").write_text(json.dumps({**build.spec, **more}))
+    with pytest.raises(SystemExit):
+        Build(build.home / "spec.json").run()
+    assert waits == list(compiling.RETRY_AFTER_S)
+    assert build.status()["kind"] == "compiler", build.status()
+
+
+def test_what_the_network_denies_for_good_is_told(
+    tmp_path: Path, cuda_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = SmallBuild(tmp_path, cuda_home)
+    monkeypatch.setattr(compiling.time, "sleep", lambda _: None)
+    more = {"environment": {"CMAKE_ARGS": "-DVLLM_CUTLASS_REPOSITORY=http://127.0.0.1:9/cutlass.git"}}
+    (build.home / "spec.json").write_text(json.dumps({**build.spec, **more}))
+    with pytest.raises(SystemExit):
+        Build(build.home / "spec.json").run()
+    status = build.status()
+    assert status["kind"] == "network"
+    assert "127.0.0.1" in status["what"]
+    assert build.compiled() == []
