@@ -114,6 +114,17 @@ def toolkit_wheels(folder: Path, machine: str = platform.machine()) -> list[Path
     return [max(folder.glob(pattern)) for pattern in patterns]
 
 
+def unpacked(folder: Path, wheels: Path) -> Path:
+    """The toolkit of the wheels, unpacked below a folder: its CUDA_HOME."""
+    for wheel in toolkit_wheels(wheels):
+        with ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    home = next(folder.glob("nvidia/cu*"))
+    for program in [*home.glob("bin/*"), *home.glob("nvvm/bin/*")]:
+        program.chmod(0o755)
+    return home
+
+
 def _toolkit_packages(work: Path, out: Path, wheels: Path, machine: str) -> None:
     debian = {"x86_64": "amd64", "aarch64": "arm64"}[machine]
     tree = work / "cuda-nvcc"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,18 +23,7 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 def cuda_home() -> Iterator[Path]:
     """The toolkit, unpacked from its wheels, and gone afterwards: it takes 300 MB."""
     with tempfile.TemporaryDirectory() as folder:
-        yield unpacked(Path(folder))
-
-
-def unpacked(folder: Path) -> Path:
-    """The toolkit of the wheels below a folder."""
-    for wheel in nvidia_repository.toolkit_wheels(cache_dir() / "cuda-wheels"):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-    home = next(folder.glob("nvidia/cu*"))
-    for program in [*home.glob("bin/*"), *home.glob("nvvm/bin/*")]:
-        program.chmod(0o755)
-    return home
+        yield nvidia_repository.unpacked(Path(folder), cache_dir() / "cuda-wheels")
 
 
 @pytest.fixture(scope="session")

@@ -59,10 +59,10 @@ class SmallBuild:
             "need": dict.fromkeys(("builds", "sources", "root", "cache"), ROOM), "tools": str(tools),
         }  # fmt: skip
 
-    def start(self, **more: Any) -> subprocess.Popen[bytes]:
-        """Starts the builder, in a session of its own."""
+    def start(self, *through: str, **more: Any) -> subprocess.Popen[bytes]:
+        """Starts the builder in a session of its own, through another program where one is named."""
         (self.home / "spec.json").write_text(json.dumps({**self.spec, **more}))
-        argv = [sys.executable, "-EsB", str(LIB / "build_release.py"), str(self.home / "spec.json")]
+        argv = [*through, sys.executable, "-EsB", str(LIB / "build_release.py"), str(self.home / "spec.json")]
         return subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def run(self, **more: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def test_the_sdist_has_the_same_bytes_every_time(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     first = small_vllm.build_sdist(tmp_path).read_bytes()
     assert small_vllm.build_sdist(tmp_path / "again").read_bytes() == first
-    assert small_vllm.CUDA_UNITS == len(UNITS)
+    assert len(UNITS) == small_vllm.CUDA_UNITS
 
 
 def test_a_build_that_is_killed_anywhere_goes_on_where_it_was(tmp_path: Path, cuda_home: Path) -> None:
@@ -35,7 +35,8 @@ def test_a_build_that_is_killed_anywhere_goes_on_where_it_was(tmp_path: Path, cu
     build.tree.mkdir()
     (build.tree / "half").touch()
 
-    process = build.start(environment={"CMAKE_ARGS": "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"})
+    listed = {"environment": {"CMAKE_ARGS": "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"}}
+    process = build.start(**listed)
     build.until(process, lambda: "compiler identification" in build.log())
     build.kill(process)
     assert not (build.tree / "half").exists()
@@ -43,7 +44,7 @@ def test_a_build_that_is_killed_anywhere_goes_on_where_it_was(tmp_path: Path, cu
     assert build.compiled() == []
 
     (build.tree / "kept").touch()
-    process = build.start()
+    process = build.start(**listed)
     build.until(process, lambda: len(build.finished()) >= 3)
     build.kill(process)
     before, seen = build.finished(), len(build.log())
@@ -56,7 +57,9 @@ def test_a_build_that_is_killed_anywhere_goes_on_where_it_was(tmp_path: Path, cu
     units = []
     while not list((build.home / "dist").glob("*.whl")):
         assert process.poll() is None, build.log()[-3000:]
-        units += [(told["done"], told["total"]) for told in [build.status().get("units")] if told]
+        status = build.status()
+        if status["pid"] == process.pid and "units" in status:
+            units.append((status["units"]["done"], status["units"]["total"]))
         time.sleep(0.02)
     build.kill(process)
     assert (build.tree / "kept").exists()
@@ -149,7 +152,7 @@ def mounted(folder: Path, size: str) -> Iterator[None]:
 def test_a_disk_that_fills_up_is_told_as_such(tmp_path: Path, cuda_home: Path) -> None:
     with mounted(tmp_path / "sources", "768k"):
         build = SmallBuild(tmp_path, cuda_home)
-        status = build.run(need=dict.fromkeys(build.spec["need"], {"mib": 0, "inodes": 1}))
+        status = build.run(need={place: {"mib": 0, "inodes": 1} for place in build.spec["need"]})
         assert (status["state"], status["kind"], status["where"]) == ("failed", "disk", str(build.tree)), status
         assert status["what"].startswith("out of disk: ")
         assert f"df -h {build.tree}" in status["mend"]
@@ -174,11 +177,7 @@ def test_a_compiler_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: P
     build = SmallBuild(tmp_path, cuda_home)
     # The heavy unit takes 185 MB (measured).
     with memory_limited_to(150) as group:
-        process = build.start()
-        build.until(process, lambda: "Building CUDA" in build.log())
-        for pid in below(process.pid):
-            (group / "cgroup.procs").write_text(str(pid))
-        process.wait()
+        build.start("sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh").wait()
         status = build.status()
     assert (status["state"], status["kind"]) == ("failed", "memory"), status
     assert status["what"].startswith("out of memory with 2 jobs at once: ")
@@ -200,7 +199,7 @@ def test_what_the_network_denied_is_tried_again_before_anything_is_compiled(
             subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
             subprocess.run([*git, "tag", "v4.2.1"], check=True)
 
-    monkeypatch.setattr(compiling.time, "sleep", sleep)
+    monkeypatch.setattr("compiling.time.sleep", sleep)
     more = {"environment": {"CMAKE_ARGS": f"-DVLLM_CUTLASS_REPOSITORY=file://{repository}"}}
     (build.home / "spec.json").write_text(json.dumps({**build.spec, **more}))
     with pytest.raises(SystemExit):
@@ -213,7 +212,7 @@ def test_what_the_network_denies_for_good_is_told(
     tmp_path: Path, cuda_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = SmallBuild(tmp_path, cuda_home)
-    monkeypatch.setattr(compiling.time, "sleep", lambda _: None)
+    monkeypatch.setattr("compiling.time.sleep", lambda _: None)
     more = {"environment": {"CMAKE_ARGS": "-DVLLM_CUTLASS_REPOSITORY=http://127.0.0.1:9/cutlass.git"}}
     (build.home / "spec.json").write_text(json.dumps({**build.spec, **more}))
     with pytest.raises(SystemExit):

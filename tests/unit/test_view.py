@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import threading
 import time
@@ -14,8 +15,9 @@ from rich.console import Console
 from fleet import differences
 from fleet.events import HostResult, HostStarted, Outcome, TaskStarted
 from fleet.progress import Progress, Row, plain
+from fleet.runlog import RunLog
 from fleet.steps import Durations, Steps
-from fleet.view import RunView
+from fleet.view import RunView, how_far
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -206,3 +208,33 @@ def test_a_failed_step_is_not_remembered(tmp_path: Path) -> None:
     with steps.step("thing"):
         time.sleep(1.01)
     assert durations.usual("sandbox: thing") == pytest.approx(1.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            {"stage": "build_wheel", "units": {"done": 12, "total": 60}, "eta_s": 190},
+            "build 12/60 units, 3 min left",
+        ),
+        ({"stage": "build_wheel", "units": {"done": 59, "total": 60}, "eta_s": 40}, "build 59/60 units, 40 s left"),
+        ({"stage": "build_wheel", "units": {"done": 0, "total": 60}}, "build 0/60 units"),
+        # What was compiled is over.
+        ({"stage": "install", "units": {"done": 60, "total": 60}, "eta_s": 0}, "install"),
+        ({"stage": "build_wheel"}, "build_wheel"),
+    ],
+)
+def test_how_far_a_build_is(status: dict[str, object], words: str, tmp_path: Path) -> None:
+    assert how_far(status) == words
+    console, _ = terminal()
+    view = RunView(console, Durations(tmp_path / "d.json"), "converge")
+    retry = HostResult(
+        "h", "vllm_source_build", "Build", Outcome.RETRY, 15.0, result={"progress": [{"release": "a", **status}]}
+    )
+    with RunLog("converge") as log, view:
+        view(HostStarted("h", "vllm_source_build", "Build"))
+        for take in (view, log):
+            take(retry)
+        assert f"(a {words})" in " ".join(text_of(view._progress, width=160))
+    (line,) = log.path.read_text().splitlines()
+    assert json.loads(line)["progress"] == {"release": "a", **status}

@@ -167,6 +167,45 @@ def test_releases_are_built_one_after_the_other(host: Host) -> None:
     assert kinds == ["fetch", "build", "build"]
 
 
+def test_a_build_cancelled_since_the_run_began_stays_so_and_a_later_run_starts_it(host: Host) -> None:
+    began = host.ask("planned", host.entry())["now"]
+    assert host.ask("fetched", host.entry())["finished"]
+    build_id = host.ask("planned", host.entry())["releases"][0]["build_id"]
+    home = host.folder / "builds" / build_id
+    home.mkdir(parents=True)
+    (home / "cancelled.json").write_text(json.dumps({"who": "ada@desk", "when": "10:00", "at": began + 1}))
+    host.since = began
+    failed = host.ask("built", host.entry())
+    assert failed["msg"].startswith("vllm_source_build: a: the build was cancelled by ada@desk at 10:00\n  where: ")
+    assert not host.ask("planned", host.entry())["finished"]
+    host.since = began + 2
+    assert host.ask("built", host.entry())["finished"]
+    assert not (home / "cancelled.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("SCCACHE_BUCKET", True),
+        ("CCACHE_REMOTE_STORAGE", True),
+        ("AWS_REGION", True),
+        ("AWS_SECRET_ACCESS_KEY", False),
+        ("SCCACHE_REDIS_PASSWORD", False),
+        ("PATH", False),
+    ],
+)
+def test_only_a_cache_s_variables_are_its_environment(host: Host, name: str, taken: bool) -> None:
+    build_id = host.ask("planned", host.entry())["releases"][0]["build_id"]
+    host.build = {"cache_environment": {name: "x"}}
+    found = host.ask("planned", host.entry())
+    if taken:
+        # Where objects come from decides nothing of the binary.
+        assert found["releases"][0]["build_id"] == build_id
+        return
+    assert found["msg"].startswith(f"vllm_source_build: {name} is no variable of a compiler cache")
+    assert found["refused"]
+
+
 @pytest.mark.parametrize(
     ("entries", "words"),
     [

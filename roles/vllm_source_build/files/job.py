@@ -177,12 +177,7 @@ class Job:
             try:
                 said, _ = child.communicate()
             except BaseException:
-                # Ninja asked to end ends its compilers, which have groups of their own, and removes what is half made.
-                for number in (signal.SIGTERM, signal.SIGKILL):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(child.pid, number)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(timeout=_END_S)
+                _end_group(child)
                 raise
             return child.returncode, said or ""
 
@@ -192,6 +187,18 @@ class Job:
         with (Path(self.spec["source"]["path"]) / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _end_group(leader: subprocess.Popen[str]) -> None:
+    """Ends a process group. Ninja, asked to end, ends its compilers (groups of their own) and what is half made."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGTERM)
+        patience = time.monotonic() + _END_S
+        while time.monotonic() < patience:
+            leader.poll()
+            os.killpg(leader.pid, 0)
+            time.sleep(0.05)
+        os.killpg(leader.pid, signal.SIGKILL)
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
