@@ -3,66 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.paths import PROJECT
-from sandbox.standins import small_vllm
-
-LIB = PROJECT / "roles" / "vllm_source_build" / "files"
-TORCH = "from types import SimpleNamespace\n__version__ = '2.12.0+cu132'\nversion = SimpleNamespace(cuda='13.2')\n"
-ROOM = {"mib": 1, "inodes": 1}
+from sandbox.standins.small_vllm import site
 
 
 class SmallBuild:
     """One build of the small source in folders of its own, with a torch that says what it is told."""
 
     def __init__(self, folder: Path, cuda_home: Path, changed: Mapping[str, bytes] | None = None) -> None:
-        build_id = "b1"
-        self.folder = folder
-        self.home = folder / "builds" / build_id
-        self.release = folder / "releases" / build_id
-        self.source = folder / "sources" / f"vllm-{small_vllm.VERSION}"
-        self.tree = self.source / "tree"
-        for path in (self.home, self.source, folder / "ami" / "torch", folder / "tools"):
-            path.mkdir(parents=True, exist_ok=True)
-        (folder / "ami" / "torch" / "__init__.py").write_text(TORCH)
-        # The tools' environment is this one: uv and pip are here.
-        tools = folder / "tools"
-        with contextlib.suppress(FileExistsError):
-            (tools / "bin").symlink_to(Path(sys.executable).parent)
-        (tools / "requirements.stamp").write_text((LIB / "tools-requirements.txt").read_text())
-        small_vllm.build_sdist(self.source, changed).replace(self.source / "sdist.tar.gz")
-        digest = hashlib.sha256((self.source / "sdist.tar.gz").read_bytes()).hexdigest()
-        memory = {"mib_per_job": 1024, "largest_mib": 3200}
-        self.spec: dict[str, Any] = {
-            "name": "small", "build_id": build_id, "method": "source", "distribution": "vllm",
-            "version": small_vllm.VERSION, "target_device": "cuda", "environment": {}, "arch_list": "7.5",
-            "rust_frontend": False, "rust_toolchain": "", "inputs": {}, "path": str(self.release),
-            "source": {"kind": "sdist", "digest": digest, "path": str(self.source)},
-            "torch": {
-                "python": sys.executable, "site_packages": str(folder / "ami"), "version": "2.12.0+cu132",
-                "cuda": "13.2",
-            },
-            "cuda_home": str(cuda_home), "host_compiler": "/usr/bin/g++", "rust_home": "/nowhere/rust",
-            "jobs": 2, "mib_per_job": 0, "memory": {"below_8_0": memory, "from_8_0": memory},
-            "cache": str(folder / "cache"), "cache_environment": {"CCACHE_DISABLE": "true"},
-            "need": dict.fromkeys(("builds", "sources", "root", "cache"), ROOM), "tools": str(tools),
-        }  # fmt: skip
+        # What a compiler cache remembers would spare the build its work.
+        self.spec_path = site.prepared(folder, cuda_home, changed=changed, cache_environment={"CCACHE_DISABLE": "true"})
+        self.spec: dict[str, Any] = json.loads(self.spec_path.read_text())
+        self.home, self.release = self.spec_path.parent, Path(self.spec["path"])
+        self.tree = Path(self.spec["source"]["path"]) / "tree"
+
+    def tell(self, **more: Any) -> None:
+        """What is in the spec from now on."""
+        self.spec_path.write_text(json.dumps({**self.spec, **more}))
 
     def start(self, *through: str, **more: Any) -> subprocess.Popen[bytes]:
         """Starts the builder in a session of its own, through another program where one is named."""
-        (self.home / "spec.json").write_text(json.dumps({**self.spec, **more}))
-        argv = [*through, sys.executable, "-EsB", str(LIB / "build_release.py"), str(self.home / "spec.json")]
+        self.tell(**more)
+        argv = [*through, *site.command(self.spec_path)]
         return subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def run(self, **more: Any) -> dict[str, Any]:

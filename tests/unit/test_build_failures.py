@@ -76,7 +76,9 @@ def test_units_are_ninja_s_and_not_what_cmake_fetches() -> None:
     assert (units.done, units.total, units.left_s(0)) == (0, 0, None)
     units.read(b"[1/60] Building CUDA object a.cu.o\n[2/60] Building CUDA obj", 10)
     assert (units.done, units.total, units.left_s(10)) == (1, 60, None)
-    units.read(b"ect b.cu.o\nptxas info\n[11/60] Building CXX object c.o\n", 30)
+    units.read(b"ect b.cu.o\n", 12)
+    assert units.done == 2
+    units.read(b"ptxas info\n[11/60] Building CXX object c.o\n", 30)
     # Ten units in 20 s, and 49 are left.
     assert (units.done, units.left_s(30)) == (11, 98)
     # A second extension has a count of its own.

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import compiling
 import pytest
 from build_release import Build
+from job import Job, JobError
 
 from sandbox.standins import small_vllm
 from tests.unit.small_builds import SmallBuild, below
@@ -158,6 +159,31 @@ def test_a_disk_that_fills_up_is_told_as_such(tmp_path: Path, cuda_home: Path) -
         assert f"df -h {build.tree}" in status["mend"]
 
 
+class Filling(Job):
+    """Fills its disk through what a command leaves in TMPDIR."""
+
+    def stages(self) -> list[Callable[[], None]]:
+        return [self.fill]
+
+    def fill(self) -> None:
+        with (self.home / "tmp" / "left").open("wb", buffering=0) as file:
+            while True:
+                try:
+                    file.write(b"x" * 512)
+                except OSError as error:
+                    raise JobError("full", "here", "mend") from error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_disk_that_is_full_is_told_on_that_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "build", "64k"):
+        (tmp_path / "build" / "spec.json").write_text('{"tools": "/nowhere"}')
+        with pytest.raises(SystemExit):
+            Filling(tmp_path / "build" / "spec.json").run()
+        status = json.loads((tmp_path / "build" / "status.json").read_text())
+    assert (status["state"], status["what"]) == ("failed", "full")
+
+
 @contextmanager
 def memory_limited_to(mib: int) -> Iterator[Path]:
     """A control group with a limit, in whichever version this machine accounts for memory."""
@@ -201,9 +227,9 @@ def test_what_the_network_denied_is_tried_again_before_anything_is_compiled(
 
     monkeypatch.setattr("compiling.time.sleep", sleep)
     more = {"environment": {"CMAKE_ARGS": f"-DVLLM_CUTLASS_REPOSITORY=file://{repository}"}}
-    (build.home / "spec.json").write_text(json.dumps({**build.spec, **more}))
+    build.tell(**more)
     with pytest.raises(SystemExit):
-        Build(build.home / "spec.json").run()
+        Build(build.spec_path).run()
     assert waits == list(compiling.RETRY_AFTER_S)
     assert build.status()["kind"] == "compiler", build.status()
 
@@ -214,9 +240,9 @@ def test_what_the_network_denies_for_good_is_told(
     build = SmallBuild(tmp_path, cuda_home)
     monkeypatch.setattr("compiling.time.sleep", lambda _: None)
     more = {"environment": {"CMAKE_ARGS": "-DVLLM_CUTLASS_REPOSITORY=http://127.0.0.1:9/cutlass.git"}}
-    (build.home / "spec.json").write_text(json.dumps({**build.spec, **more}))
+    build.tell(**more)
     with pytest.raises(SystemExit):
-        Build(build.home / "spec.json").run()
+        Build(build.spec_path).run()
     status = build.status()
     assert status["kind"] == "network"
     assert "127.0.0.1" in status["what"]

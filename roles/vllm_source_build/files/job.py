@@ -114,8 +114,15 @@ class Job:
     def status(self, state: str, **more: Any) -> None:
         """Writes the status file whole."""
         fixed = {"state": state, "began": self.began, "updated": time.time(), "pid": os.getpid()}
+        path, content = self.home / "status.json", {**fixed, **self._at, **more}
         with self._writing:
-            write_whole(self.home / "status.json", {**fixed, **self._at, **more})
+            try:
+                write_whole(path, content)
+            except OSError:
+                # A full disk is to be told: what commands left behind makes room for it.
+                shutil.rmtree(self.home / "tmp", ignore_errors=True)
+                (self.home / "tmp").mkdir()
+                write_whole(path, content)
 
     def make_tools(self) -> None:
         """uv and the index client, in an environment of their own, by hash."""
