@@ -150,7 +150,7 @@ def test_a_killed_controller_and_a_reboot_lose_nothing_of_a_build() -> None:
 
 
 def test_a_cancelled_build_ends_with_all_its_compilers() -> None:
-    process = started(*words(environment={"X": "1"}))
+    process = started(*words(environment={"LANG": "C"}))
     until(lambda: "cicc" in on_host(_COMPILERS), process)
     done = runner("build", "cancel", "--json")
     assert done.returncode == 0, done.stderr[-3000:]

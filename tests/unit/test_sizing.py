@@ -107,14 +107,12 @@ def test_what_is_told_wins_over_what_was_measured(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_caches_have_a_place_of_their_own_and_see_paths_below_the_tree() -> None:
-    more = {"cache_environment": {"SCCACHE_BUCKET": "b", "CCACHE_MAXSIZE": 9}, "environment": {"CMAKE_ARGS": "-DB=2"}}
-    found = build_environment(spec(**more), Path("/r"), Path("/s/tree"), "/usr/bin:/bin", 4, ["-DA=1"], {})
+    more = {"cache_environment": {"SCCACHE_BUCKET": "b", "CCACHE_MAXSIZE": 9}}
+    found = build_environment(spec(**more), Path("/r"), Path("/s/tree"), "/usr/bin:/bin", 4, {})
     assert (found["CCACHE_DIR"], found["SCCACHE_DIR"]) == ("/cache/ccache", "/cache/sccache")
     assert found["CCACHE_BASEDIR"] == "/s/tree"
     assert (found["SCCACHE_BUCKET"], found["CCACHE_MAXSIZE"]) == ("b", "9")
-    # What a release adds comes after ours, so that it decides.
-    assert found["CMAKE_ARGS"] == "-DA=1 -DB=2"
     assert (found["MAX_JOBS"], found["NVCC_THREADS"]) == ("4", "1")
     assert found["PATH"] == "/r/bin:/cuda/bin:/usr/bin:/bin"
-    plain = build_environment(spec(target_device="empty"), Path("/r"), Path("/s/tree"), "/usr/bin:/bin", 1, [], {})
-    assert {name for name in plain if "CACHE" in name or name in ("CMAKE_ARGS", "MAX_JOBS")} == set()
+    plain = build_environment(spec(target_device="empty"), Path("/r"), Path("/s/tree"), "/usr/bin:/bin", 1, {})
+    assert {name for name in plain if "CACHE" in name or name == "MAX_JOBS"} == set()

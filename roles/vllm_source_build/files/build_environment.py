@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ def jobs_of(spec: Mapping[str, Any]) -> int:
 
 
 def build_environment(
-    spec: Mapping[str, Any], release: Path, tree: Path, path: str, jobs: int, cmake: Sequence[str], rust: dict[str, str]
+    spec: Mapping[str, Any], release: Path, tree: Path, path: str, jobs: int, rust: dict[str, str]
 ) -> dict[str, str]:
-    """Variables of the build; the release's own win, but what it adds to CMAKE_ARGS comes after ours.
+    """Variables of the build; the release's own win over MAX_JOBS and its like.
 
     Args:
         spec: the build's.
@@ -33,7 +33,6 @@ def build_environment(
         tree: the source that is built in.
         path: the PATH of every command.
         jobs: units to compile at once.
-        cmake: arguments of ours for CMake.
         rust: variables that name the Rust toolchain; empty for none.
     """
     version, folders = spec["version"], [f"{release}/bin", path]
@@ -60,10 +59,7 @@ def build_environment(
     if rust:
         folders.insert(1, f"{spec['rust_home']}/cargo/bin")
         found |= rust
-    own = spec["environment"]
-    if arguments := [*cmake, *own.get("CMAKE_ARGS", "").split()]:
-        found["CMAKE_ARGS"] = " ".join(arguments)
-    return {**found, "PATH": ":".join(folders), **{name: own[name] for name in own if name != "CMAKE_ARGS"}}
+    return {**found, "PATH": ":".join(folders), **spec["environment"]}
 
 
 def cache_environment(cache: Path, tree: Path) -> dict[str, str]:

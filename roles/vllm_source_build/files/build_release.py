@@ -188,10 +188,8 @@ class Build(Job):
             self.pip_install(*requires)
         shutil.rmtree(self.home / "dist", ignore_errors=True)
         jobs = build_environment.jobs_of(self.spec) if self.compiles_cuda else 1
-        # Arguments for CMake that decide what is compiled have their place here.
-        cmake: list[str] = []
         environment = build_environment.build_environment(
-            self.spec, self.release, self.tree, self.environment()["PATH"], jobs, cmake,
+            self.spec, self.release, self.tree, self.environment()["PATH"], jobs,
             self.rust_environment() if self.spec["rust_frontend"] else {},
         )  # fmt: skip
         if self.compiles_cuda:

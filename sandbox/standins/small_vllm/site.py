@@ -42,7 +42,7 @@ def prepared(
     sdist = small_vllm.build_sdist(source, changed).replace(source / "sdist.tar.gz")
     spec: dict[str, Any] = {
         "name": "small", "build_id": build_id, "method": "source", "distribution": small_vllm.NAME,
-        "version": small_vllm.VERSION, "target_device": "cuda", "environment": {}, "arch_list": "7.5",
+        "version": small_vllm.VERSION, "target_device": "cuda", "environment": {}, "arch_list": "7.5", "leave_out": [],
         "rust_frontend": False, "rust_toolchain": "", "inputs": {}, "path": str(folder / "releases" / build_id),
         "source": {"kind": "sdist", "digest": hashlib.sha256(sdist.read_bytes()).hexdigest(), "path": str(source)},
         "torch": {
