@@ -33,6 +33,11 @@ LEAVE_OUT = {
     ),
 }
 
+# FlashAttention 2 needs 8.0 (its CMakeLists.txt: "8.0+PTX"), FlashAttention 3 needs 9.0. Where every capability is below,
+# a stub is built in its place; its revision is counted up with whatever changes what it installs.
+FLASH_ATTENTION_FROM = "8.0"
+STUB_REVISION = 1
+
 # Seconds of one unit for 7.5, longest first: vLLM 0.26.0, nvcc 13.0.88, 16 x86 cores; 40 core-minutes for 58 units.
 LONGEST_S = {"scaled_mm_c2x.cu": 382}
 
@@ -46,6 +51,12 @@ def capabilities(arch_list: str) -> list[str]:
 def all_below(arch_list: str, capability: str) -> bool:
     """Whether every capability of the list is below the given one."""
     return all(_numbers(word) < _numbers(capability) for word in capabilities(arch_list))
+
+
+def identity(names: list[str], arch_list: str) -> dict[str, object]:
+    """What of these choices decides the binary of a build for CUDA; of the build id."""
+    stub = {"flash_attention": f"stub {STUB_REVISION}"} if all_below(arch_list, FLASH_ATTENTION_FROM) else {}
+    return {**stub, **({"leave_out": sorted(names)} if names else {})}
 
 
 def wrong_choice(names: list[str], arch_list: str) -> str:
