@@ -24,7 +24,7 @@ from typing import Any
 FILES = Path(__file__).resolve().parents[1] / "roles" / "vllm_source_build" / "files"
 sys.path.insert(0, str(FILES))
 
-import cuda_build  # noqa: E402  (these lie where the role keeps them)
+import architectures  # noqa: E402  (these lie where the role keeps them)
 import loadable_kernels  # noqa: E402
 
 # What vLLM 0.26.0 to 0.33.0 fetches besides cutlass and flash-attention, by FetchContent's names; the last two it takes
@@ -80,8 +80,8 @@ def configure(site: Site, arch_list: str, arguments: list[str], jobs: int = 1) -
     ]  # fmt: skip
     own = {
         "PATH": f"{site.cuda_home}/bin:{os.environ['PATH']}", "CUDA_HOME": str(site.cuda_home),
-        "PYTHONPATH": ":".join([str(python), *sys.path[1:]]), "TORCH_CUDA_ARCH_LIST": arch_list, "CXX": site.host_compiler,
-        "CUDAHOSTCXX": site.host_compiler, "VLLM_CUTLASS_SRC_DIR": str(site.cutlass),
+        "PYTHONPATH": ":".join([str(python), *sys.path[1:]]), "TORCH_CUDA_ARCH_LIST": arch_list,
+        "CXX": site.host_compiler, "CUDAHOSTCXX": site.host_compiler, "VLLM_CUTLASS_SRC_DIR": str(site.cutlass),
         **dict.fromkeys(_FETCHED_BY_VARIABLE, str(empty)),
     }  # fmt: skip
     with (site.build / "configure.log").open("w") as log:
@@ -146,21 +146,26 @@ def main() -> int:
         configure(site, given.arch_list, arguments, given.jobs)
     configured_s = time.monotonic() - began
     found = units(site.build)
-    objects = [os.path.relpath(unit["output"], site.build) for unit in found if any(unit["file"].endswith(name) for name in given.only)]
+    objects = [
+        os.path.relpath(unit["output"], site.build)
+        for unit in found
+        if any(unit["file"].endswith(name) for name in given.only)
+    ]
     report = {
         "decided": decided.words, "arguments": arguments, "jobs": given.jobs, "leave_out": given.leave_out,
         "configured_s": round(configured_s, 1), "units": len(found),
         "units_by_target": Counter(unit["target"] for unit in found),
         "warnings": [line for line in _lines(site.build / "configure.log") if "expected for CUDA build" in line],
-        **built(site.build, given.jobs, objects),
+        **built(site, given.jobs, objects),
     }  # fmt: skip
     (out / "report.json").write_text(json.dumps(report, indent=1))
     print(json.dumps(report, indent=1))
     return 0 if report["ended"] == 0 else 1
 
 
-def built(build: Path, jobs: int, targets: list[str]) -> dict[str, Any]:
+def built(site: Site, jobs: int, targets: list[str]) -> dict[str, Any]:
     """Runs ninja, on all extensions where no target is named; seconds, core-minutes, memory, architectures."""
+    build = site.build
     began, free_mib = time.monotonic(), [_available_mib()]
     with (build / "ninja.log").open("w") as log:
         ninja = subprocess.Popen(["ninja", f"-j{jobs}", *targets], cwd=build, stdout=log, stderr=log)
@@ -173,6 +178,7 @@ def built(build: Path, jobs: int, targets: list[str]) -> dict[str, Any]:
     for line in _lines(build / ".ninja_log")[1:]:
         start, end, _, name, _ = line.split("\t")
         took[name] = (int(start) / 1000, (int(end) - int(start)) / 1000)
+    held = architectures.of_files(sorted(build.rglob("*.abi3.so")), site.cuda_home)
     longest = sorted(((seconds, start, name) for name, (start, seconds) in took.items()), reverse=True)
     return {
         "ended": ninja.returncode, "wall_s": round(wall_s, 1),
@@ -182,7 +188,7 @@ def built(build: Path, jobs: int, targets: list[str]) -> dict[str, Any]:
             {"unit": name.rpartition(".dir/")[2], "s": round(seconds, 1), "started_s": round(start, 1)}
             for seconds, start, name in longest[:15]
         ],
-        "architectures": cuda_build.architectures(sorted(build.rglob("*.so"))),
+        "architectures": {name: code.cubins for name, code in held.items()},
         "last_words": _lines(build / "ninja.log")[-5:] if ninja.returncode else [],
     }  # fmt: skip
 

@@ -33,8 +33,8 @@ LEAVE_OUT = {
     ),
 }
 
-# FlashAttention 2 needs 8.0 (its CMakeLists.txt: "8.0+PTX"), FlashAttention 3 needs 9.0. Where every capability is below,
-# a stub is built in its place; its revision is counted up with whatever changes what it installs.
+# FlashAttention 2 needs 8.0 (its CMakeLists.txt: "8.0+PTX"), FlashAttention 3 needs 9.0. Where every capability is
+# below, a stub is built in its place; its revision is counted up with whatever changes what it installs.
 FLASH_ATTENTION_FROM = "8.0"
 STUB_REVISION = 1
 

@@ -170,7 +170,9 @@ def plan_release(wanted: dict[str, Any], torch: Torch, host: Host, folders: Fold
     cuda = wanted["target_device"] == "cuda"
     leave_out = sorted(wanted.get("leave_out") or [])
     if leave_out and not (from_source and cuda):
-        raise PlanError("leave_out has no effect but on a source build for cuda", place, "remove leave_out from that entry")
+        raise PlanError(
+            "leave_out has no effect but on a source build for cuda", place, "remove leave_out from that entry"
+        )
     wrong = wrong_choice(leave_out, host.arch_list)
     if wrong:
         raise PlanError(wrong, place, "set leave_out in that entry to what can be left out, or to nothing")

@@ -103,9 +103,7 @@ def _keyring_package(work: Path, out: Path, key: Path, list_name: str, entry: st
     _package(tree, out, "cuda-keyring", "1.1-1", "all")
 
 
-def toolkit_wheels(
-    folder: Path, machine: str = platform.machine(), names: Sequence[str] = TOOLKIT
-) -> list[Path]:
+def toolkit_wheels(folder: Path, machine: str = platform.machine(), names: Sequence[str] = TOOLKIT) -> list[Path]:
     """The wheels that carry the toolkit's parts, downloaded into the folder where one is missing."""
     patterns = [f"{name.replace('-', '_')}-{CUDA}.*_{machine}.whl" for name in names]
     if not all(any(folder.glob(pattern)) for pattern in patterns):

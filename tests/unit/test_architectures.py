@@ -1,4 +1,4 @@
-"""Which capabilities libraries hold code for, read from what the real nvcc 13.2 made, and held to what was asked for."""
+"""Which capabilities libraries hold code for, read from what the real nvcc 13.2 made, against what was asked for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def test_a_cubin_says_its_capability(cuda_home: Path, tmp_path: Path) -> None:
 )
 def test_a_cubin_runs_on_its_own_major_upwards(code: str, capability: str, runs: bool) -> None:
     assert runs_on(code, capability) is runs
-
 
 
 def test_ptx_is_read_from_libraries(libraries: dict[str, Path]) -> None:

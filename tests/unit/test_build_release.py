@@ -152,7 +152,8 @@ def test_device_code_is_judged_before_the_release_exists(site: Site, libraries: 
     status, record = run(build)
     assert (status["state"], record) == ("failed", {})
     assert status["what"] == (
-        "_C_stable_libtorch.abi3.so holds code for 8.0; _C_stable_libtorch.abi3.so holds no code for 7.5, and 7.5 is wanted"
+        "_C_stable_libtorch.abi3.so holds code for 8.0; _C_stable_libtorch.abi3.so holds no code for 7.5, "
+        "and 7.5 is wanted"
     )
     shutil.copy(libraries["t75"], site.payload / "_C_stable_libtorch.abi3.so")
     build = site.cuda()

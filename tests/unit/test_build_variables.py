@@ -50,7 +50,13 @@ def refusal(tree: Path, **environment: str) -> JobError | None:
     "environment",
     [
         {"MAX_JOBS": "2", "VLLM_DISABLE_SCCACHE": "1", "VLLM_CUTLASS_SRC_DIR": "/x"},
-        {"NVCC_PREPEND_FLAGS": "-lineinfo", "CFLAGS": "-O1", "SCCACHE_BUCKET": "b", "CCACHE_DIR": "/c", "AWS_REGION": "r"},
+        {
+            "NVCC_PREPEND_FLAGS": "-lineinfo",
+            "CFLAGS": "-O1",
+            "SCCACHE_BUCKET": "b",
+            "CCACHE_DIR": "/c",
+            "AWS_REGION": "r",
+        },
         {"CMAKE_ARGS": "-DVLLM_PYTHON_EXECUTABLE=/p -DCMAKE_BUILD_TYPE=Release -DCUTLASS_NVCC_ARCHS:STRING=75"},
     ],
 )

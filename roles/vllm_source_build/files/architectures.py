@@ -19,7 +19,7 @@ _FOR_SOME = (
     "_deep_gemm_C", "_deepselect_C", "_flashkda_C", "_flashmla_C", "_flashmla_extension_C", "_qutlass_C",
     "_vllm_fa2_C", "_vllm_fa3_C",
 )  # fmt: skip
-# From here on vLLM compiles kernels for an earlier capability too, which serves the later ones (its lists say "8.0+PTX").
+# From here on vLLM compiles kernels for an earlier capability too that serves the later ones (its lists: "8.0+PTX").
 _SHARED_FROM = "8.0"
 
 
@@ -104,7 +104,9 @@ def _told(program: Path, file: Path) -> Held:
     argv = [str(program), "--list-elf", "--list-ptx", str(file)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode and "does not contain device code" not in done.stdout + done.stderr:
-        raise JobError(f"cuobjdump ended with {done.returncode}: {done.stderr.strip()[-200:]}", str(file), " ".join(argv))
+        raise JobError(
+            f"cuobjdump ended with {done.returncode}: {done.stderr.strip()[-200:]}", str(file), " ".join(argv)
+        )
     named = re.findall(r"\.sm_(\d+)(\d)[a-z]?\.(cubin|ptx)$", done.stdout, re.M)
     cubins = [f"{major}.{minor}" for major, minor, kind in named if kind == "cubin"]
     ptx = frozenset(f"{major}.{minor}" for major, minor, kind in named if kind == "ptx")

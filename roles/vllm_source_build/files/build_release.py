@@ -122,9 +122,7 @@ class Build(Job):
             self.kernels = loadable_kernels.decide(self.tree, self.spec["arch_list"], self.spec["leave_out"])
             self.judged["kernels"] = self.kernels.words
         where = f"vllm_source_build_releases: {self.spec['name']}"
-        build_variables.judge(
-            self.tree, self.spec["version"], self.spec["environment"], where, self.kernels.taken
-        )
+        build_variables.judge(self.tree, self.spec["version"], self.spec["environment"], where, self.kernels.taken)
 
     def check_toolchain(self) -> None:
         """Compilers that go together and with torch, and a Rust toolchain that runs, where the build needs them."""

@@ -1,4 +1,4 @@
-"""Whether every variable that a release sets for its build is read by somebody: a setting without effect is an error."""
+"""Whether each variable that a release sets for its build is read by somebody: without effect it is an error."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _TOOLS_FAMILIES = (
 )  # fmt: skip
 # Variables of CMake's cache that CMake itself, its packages or the projects that are fetched read.
 _CACHE_FAMILIES = (
-    "BUILD_", "CMAKE_", "CPACK_", "CTEST_", "CUDA", "CUTLASS_", "Caffe2_", "FETCHCONTENT_", "Python", "TORCH_", "Torch_",
-    "USE_",
+    "BUILD_", "CMAKE_", "CPACK_", "CTEST_", "CUDA", "CUTLASS_", "Caffe2_", "FETCHCONTENT_", "Python", "TORCH_",
+    "Torch_", "USE_",
 )  # fmt: skip
 # Quoted in Python, as an attribute of vLLM's envs, or as CMake's ENV{NAME}.
 _READ = re.compile(r"""ENV\{(\w+)\}|\benvs\.([A-Z]\w+)|["']([A-Za-z_]\w+)["']""")

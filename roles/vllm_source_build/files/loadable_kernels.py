@@ -79,6 +79,4 @@ def _judge(left_out: Sequence[str], arch_list: str, lists: str, tree: Path) -> N
         if missing:
             wrong = f"{name} is to be left out, and the source's build names no {missing[0].strip('/')}"
     if wrong:
-        raise JobError(
-            wrong, str(tree / "CMakeLists.txt"), "set leave_out in vllm_source_build_releases", refused=True
-        )
+        raise JobError(wrong, str(tree / "CMakeLists.txt"), "set leave_out in vllm_source_build_releases", refused=True)

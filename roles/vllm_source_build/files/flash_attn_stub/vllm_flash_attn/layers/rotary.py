@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def apply_rotary_emb(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
-) -> torch.Tensor:
+def apply_rotary_emb(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Rotates the first `2 * cos.shape[-1]` values of each head, computed in float32, and leaves the rest.
 
     Args:
