@@ -28,6 +28,8 @@ NEWEST = "newest"
 _FILES = PROJECT / "roles" / "vllm_source_build" / "files"
 # Of an sdist is kept what holds the kernels and what says which torch they are for.
 _KEPT = re.compile(r"[^/]+/(vllm/.*|requirements/cuda\.txt|PKG-INFO)")
+# What a build reads; the rest of an sdist is tests, texts and the Rust front end.
+_BUILT = re.compile(r"[^/]+/((vllm|csrc|cmake|tools|requirements)/.*|CMakeLists\.txt|[\w-]+\.(py|toml)|PKG-INFO)")
 # Measured: an sdist of 0.33.0 45 MB, what is kept of it 56 MB; the index client with uv 0.1 GB.
 _SOURCE_BYTES, _CLIENT_BYTES = 300_000_000, 300_000_000
 
@@ -72,6 +74,11 @@ def tree_of(vllm: str, steps: Steps) -> Tree:
     return Tree(path, vllm_version(path))
 
 
+def build_tree(version: str, steps: Steps) -> Tree:
+    """What the build of a version of the package index reads, `newest` among them; errors as of `tree_of`."""
+    return _of_version(max(versions(), key=Version) if version == NEWEST else _version(version), steps, _BUILT)
+
+
 def versions() -> list[str]:
     """The releases whose sdists the index has, from the oldest that was ever patched, oldest first; asks pip.
 
@@ -93,9 +100,9 @@ def _version(text: str) -> str:
     return str(version)
 
 
-def _of_version(version: str, steps: Steps) -> Tree:
+def _of_version(version: str, steps: Steps, kept: re.Pattern[str] = _KEPT) -> Tree:
     """The kept tree of a version, fetched and unpacked the first time."""
-    home = cache_dir() / "vllm"
+    home = cache_dir() / ("vllm" if kept is _KEPT else "vllm-build")
     home.mkdir(exist_ok=True)
     tree = home / version
     with locked(home):
@@ -105,11 +112,11 @@ def _of_version(version: str, steps: Steps) -> Tree:
             check_room(home, f"the sources of vLLM {version}", _SOURCE_BYTES)
             client = _index_client(steps)
             with steps.step(f"sources of vLLM {version}"):
-                _fetch(client, version, tree)
+                _fetch(client, version, tree, kept)
     return Tree(tree, version)
 
 
-def _fetch(client: Path, version: str, tree: Path) -> None:
+def _fetch(client: Path, version: str, tree: Path, kept: re.Pattern[str]) -> None:
     """The sdist as a file, checked against the index's digest, its kernels unpacked; in its place when whole."""
     part = tree.with_name(f".{version}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
@@ -124,7 +131,7 @@ def _fetch(client: Path, version: str, tree: Path) -> None:
             words = " ".join(done.stderr.split())[-300:]
             raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {words}")
         with tarfile.open(archive) as tar:
-            tar.extractall(part, [member for member in tar if _KEPT.fullmatch(member.name)], filter="data")
+            tar.extractall(part, [member for member in tar if kept.fullmatch(member.name)], filter="data")
         archive.unlink()
         [unpacked] = part.iterdir()
         if vllm_version(unpacked) != version:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 _MACHINE_CUDA = 190
 _FATBIN_MAGIC = 0xBA55ED50
-_KIND_CUBIN = 2
+_KIND_PTX, _KIND_CUBIN = 1, 2
 # nvcc puts its code into the first; what is meant for the device linker into the second.
 _SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 
@@ -26,13 +27,34 @@ def capability_of(cubin: bytes) -> str:
 def capabilities_in(library: bytes) -> dict[str, int]:
     """Capability to the number of its cubins inside an ELF shared library; empty where it holds none.
 
-    Reads the headers of the fat binaries alone (magic 0xba55ed50; per entry kind, header size, payload size, and at
-    byte 28 the capability, as nvcc 13.2 writes them), so compressed code counts as well; PTX does not.
     Raises ValueError for what is no 64-bit little-endian ELF file.
+    """
+    found: dict[str, int] = {}
+    for kind, name in _entries(library):
+        if kind == _KIND_CUBIN:
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def ptx_in(library: bytes) -> set[str]:
+    """The capabilities that the library has PTX of. Raises ValueError as `capabilities_in`."""
+    return {name for kind, name in _entries(library) if kind == _KIND_PTX}
+
+
+def runs_on(code: str, capability: str) -> bool:
+    """Whether a cubin made for `code` runs on `capability`: the same major, and no higher minor."""
+    have, wanted = (tuple(map(int, text.split("."))) for text in (code, capability))
+    return have[0] == wanted[0] and have[1] <= wanted[1]
+
+
+def _entries(library: bytes) -> Iterator[tuple[int, str]]:
+    """Kind and capability of each entry of the library's fat binaries.
+
+    Reads their headers alone (magic 0xba55ed50; per entry kind, header size, payload size, and at byte 28 the
+    capability, as nvcc 13.2 writes them), so compressed code counts as well.
     """
     if library[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
-    found: dict[str, int] = {}
     for start, end in _code_sections(library):
         at = start
         while at + 16 <= end:
@@ -43,17 +65,8 @@ def capabilities_in(library: bytes) -> dict[str, int]:
             entry, at = at + header, at + header + size
             while entry < at:
                 kind, _, header, size = struct.unpack_from("<HHIQ", library, entry)
-                if kind == _KIND_CUBIN:
-                    name = _dotted(struct.unpack_from("<I", library, entry + 28)[0])
-                    found[name] = found.get(name, 0) + 1
+                yield kind, _dotted(struct.unpack_from("<I", library, entry + 28)[0])
                 entry += header + size
-    return found
-
-
-def runs_on(code: str, capability: str) -> bool:
-    """Whether a cubin made for `code` runs on `capability`: the same major, and no higher minor."""
-    have, wanted = (tuple(map(int, text.split("."))) for text in (code, capability))
-    return have[0] == wanted[0] and have[1] <= wanted[1]
 
 
 def _code_sections(library: bytes) -> list[tuple[int, int]]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.kernel_choices import identity as identity_of_kernels
+from ansible.module_utils.kernel_choices import wrong_choice
 from ansible.module_utils.records import read_json
 from ansible.module_utils.release_health import damage
 
@@ -166,6 +168,14 @@ def plan_release(wanted: dict[str, Any], torch: Torch, host: Host, folders: Fold
         raise PlanError(f"{name} in its environment has no effect", place, f"set {DECIDED[name]}")
     from_source = wanted["method"] == "source"
     cuda = wanted["target_device"] == "cuda"
+    leave_out = sorted(wanted.get("leave_out") or [])
+    if leave_out and not (from_source and cuda):
+        raise PlanError(
+            "leave_out has no effect but on a source build for cuda", place, "remove leave_out from that entry"
+        )
+    wrong = wrong_choice(leave_out, host.arch_list)
+    if wrong:
+        raise PlanError(wrong, place, "set leave_out in that entry to what can be left out, or to nothing")
     request = source_request(wanted) if from_source else {}
     source = fetched(request, folders.sources) if from_source else {}
     frontend = wanted.get("rust_frontend")
@@ -175,6 +185,7 @@ def plan_release(wanted: dict[str, Any], torch: Torch, host: Host, folders: Fold
         "source": source.get("digest") or request.get("digest") or wanted.get("sha256") or "",
         "environment": environment,
         "arch_list": host.arch_list if from_source and cuda else "",
+        **(identity_of_kernels(leave_out, host.arch_list) if from_source and cuda else {}),
         "rust_frontend": frontend,
         "rust_toolchain": folders.rust_toolchain if frontend else "",
         "torch": torch.version,
@@ -188,6 +199,7 @@ def plan_release(wanted: dict[str, Any], torch: Torch, host: Host, folders: Fold
         **{key: wanted[key] for key in ("name", "method", "distribution", "version", "target_device")},
         "environment": environment,
         "arch_list": inputs["arch_list"],
+        "leave_out": leave_out,
         "rust_frontend": frontend,
         "rust_toolchain": folders.rust_toolchain or source.get("rust_toolchain") or "",
         "source": {**request, **source, "path": str(folders.sources / request["key"])} if from_source else {},

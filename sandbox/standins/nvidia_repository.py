@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
@@ -20,7 +21,7 @@ from zipfile import ZipFile
 from fleet.errors import ExitCode, FleetError
 
 CUDA = "13.2"
-_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
+TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
 _KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 
 
@@ -102,15 +103,15 @@ def _keyring_package(work: Path, out: Path, key: Path, list_name: str, entry: st
     _package(tree, out, "cuda-keyring", "1.1-1", "all")
 
 
-def toolkit_wheels(folder: Path, machine: str = platform.machine()) -> list[Path]:
+def toolkit_wheels(folder: Path, machine: str = platform.machine(), names: Sequence[str] = TOOLKIT) -> list[Path]:
     """The wheels that carry the toolkit's parts, downloaded into the folder where one is missing."""
-    patterns = [f"{name.replace('-', '_')}-{CUDA}.*_{machine}.whl" for name in _WHEELS]
+    patterns = [f"{name.replace('-', '_')}-{CUDA}.*_{machine}.whl" for name in names]
     if not all(any(folder.glob(pattern)) for pattern in patterns):
         folder.mkdir(parents=True, exist_ok=True)
-        names = [f"{name}=={CUDA}.*" for name in _WHEELS]
+        wanted = [f"{name}=={CUDA}.*" for name in names]
         tags = [word for tag in ("2014", "_2_28") for word in ("--platform", f"manylinux{tag}_{machine}")]
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", *tags]
-        _run([*pip, "-d", str(folder), *names])
+        _run([*pip, "-d", str(folder), *wanted])
     return [max(folder.glob(pattern)) for pattern in patterns]
 
 

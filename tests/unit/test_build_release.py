@@ -61,8 +61,8 @@ class Site:
         tree = self.payload.parent
         (tree / "tools").mkdir(exist_ok=True)
         (tree / "tools" / "use_existing_torch.py").write_text("")
-        (tree / "setup.py").write_text("# reads VLLM_USE_THIS\n")
-        (tree / "CMakeLists.txt").write_text("")
+        (tree / "setup.py").write_text("import os\nos.getenv('VLLM_USE_THIS')\nos.environ.get('CMAKE_ARGS')\n")
+        (tree / "CMakeLists.txt").write_text("if(X)\nendif()\n")
         (tree / "backend.py").write_text(BACKEND)
         (tree / "pyproject.toml").write_text(
             '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
@@ -75,7 +75,7 @@ class Site:
         digest = hashlib.sha256((source / "sdist.tar.gz").read_bytes()).hexdigest()
         spec = {
             "name": "vllm", "build_id": "b1", "method": "source", "distribution": "vllm", "version": "0.33.0",
-            "target_device": "empty", "environment": {}, "arch_list": "", "rust_frontend": False,
+            "target_device": "empty", "environment": {}, "arch_list": "", "leave_out": [], "rust_frontend": False,
             "rust_toolchain": "", "inputs": {}, "path": str(self.folder / "releases" / "b1"),
             "source": {"kind": "sdist", "digest": digest, "path": str(source), "rust_toolchain": "1.95"},
             "torch": {
@@ -154,7 +154,8 @@ def test_device_code_is_judged_before_the_release_exists(site: Site, libraries: 
     status, record = run(build)
     assert (status["state"], record) == ("failed", {})
     assert status["what"] == (
-        "_C_stable_libtorch.abi3.so holds code for 8.0; no library holds code for 7.5, and 7.5 is wanted"
+        "_C_stable_libtorch.abi3.so holds code for 8.0; _C_stable_libtorch.abi3.so holds no code for 7.5, "
+        "and 7.5 is wanted"
     )
     shutil.copy(libraries["t75"], site.payload / "_C_stable_libtorch.abi3.so")
     build = site.cuda()

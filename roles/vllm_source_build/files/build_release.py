@@ -18,10 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import architectures
 import build_environment
+import build_variables
 import compiling
 import cuda_build
 import host_pip_config
+import loadable_kernels
 from job import Job, JobError, write_whole
 
 # What the AMI's own environment provides; a resolver that never sees these cannot replace them.
@@ -49,6 +52,7 @@ class Build(Job):
         self.compiles_cuda = self.from_source and self.spec["target_device"] == "cuda"
         self.warnings: list[str] = []
         self.judged: dict[str, Any] = {}
+        self.kernels = loadable_kernels.Decided()
 
     def run(self) -> None:
         """Runs all stages, with the source held where there is one."""
@@ -61,6 +65,7 @@ class Build(Job):
         """What is done, in order: all that can be refused comes before all that takes long."""
         before = [self.check_room, self.make_tools]
         source = [self.unpack, self.check_source, self.check_toolchain, self.make_environment, self.build_wheel]
+        source += [self.check_architectures] if self.compiles_cuda else []
         return [
             *before,
             *(source if self.from_source else [self.make_environment]),
@@ -128,18 +133,12 @@ class Build(Job):
         self.command(["tar", "-xzf", str(archive), "-C", str(self.tree), "--strip-components=1", "--no-same-owner"])
 
     def check_source(self) -> None:
-        """Every variable of vLLM's that the release sets is read somewhere in the source's build."""
-        files = [self.tree / "setup.py", self.tree / "CMakeLists.txt", self.tree / "vllm/envs.py"]
-        files += [*self.tree.glob("cmake/**/*.cmake"), *self.tree.glob("tools/*.py")]
-        texts = [file.read_text(errors="replace") for file in files if file.is_file()]
-        for name in sorted(self.spec["environment"]):
-            if name.startswith("VLLM_") and not any(re.search(rf"\b{name}\b", text) for text in texts):
-                raise JobError(
-                    f"{name} is set, and nothing in the build of {self.spec['version']} reads it",
-                    f"vllm_source_build_releases: {self.spec['name']}",
-                    f"remove {name} from that entry's environment",
-                    refused=True,
-                )
+        """What to compile of the source, and that each of the release's variables is read somewhere in its build."""
+        if self.compiles_cuda:
+            self.kernels = loadable_kernels.decide(self.tree, self.spec["arch_list"], self.spec["leave_out"])
+            self.judged["kernels"] = self.kernels.words
+        where = f"vllm_source_build_releases: {self.spec['name']}"
+        build_variables.judge(self.tree, self.spec["version"], self.spec["environment"], where, self.kernels.taken)
 
     def check_toolchain(self) -> None:
         """Compilers that go together and with torch, and a Rust toolchain that runs, where the build needs them."""
@@ -194,7 +193,7 @@ class Build(Job):
         )  # fmt: skip
         if self.compiles_cuda:
             self.judged["jobs"] = jobs
-        compiling.followed(self, lambda: self.compile(environment), self.tree, jobs)
+        compiling.followed(self, lambda: self.compile(self.kernels.told(environment)), self.tree, jobs)
 
     def compile(self, environment: dict[str, str]) -> None:
         """The wheel, into `dist`."""
@@ -209,6 +208,13 @@ class Build(Job):
         home = self.spec["rust_home"]
         found = {"RUSTUP_HOME": f"{home}/rustup", "CARGO_HOME": f"{home}/cargo", "RUSTUP_AUTO_INSTALL": "0"}
         return {**found, "RUSTUP_TOOLCHAIN": self.spec["rust_toolchain"]} if self.spec["rust_toolchain"] else found
+
+    def check_architectures(self) -> None:
+        """The device code in the wheel is for the capabilities that were asked for, before anybody has the wheel."""
+        [wheel] = (self.home / "dist").glob("*.whl")
+        found = architectures.of_wheel(wheel, Path(self.spec["cuda_home"]))
+        architectures.judge(found, self.spec["arch_list"], wheel)
+        self.judged["architectures"] = {name: held.cubins for name, held in found.items()}
 
     def install(self) -> None:
         """Installs the wheel and what it needs, torch and its kin left to the AMI."""
@@ -236,7 +242,6 @@ class Build(Job):
                 "set vllm_source_build_releases[].version to what the source builds",
             )
         self.check_libraries()
-        self.check_architectures()
         self.check_rust_frontend()
 
     def check_libraries(self) -> None:
@@ -256,15 +261,6 @@ class Build(Job):
                     str(module),
                     f"apt-file search {missing[0]}; install what carries it, then converge again",
                 )
-
-    def check_architectures(self) -> None:
-        """The device code inside vLLM's compiled modules runs on the capabilities that were asked for."""
-        if not self.compiles_cuda:
-            return
-        folder = self.site_packages / "vllm"
-        found = cuda_build.architectures(sorted(folder.rglob("*.so")))
-        cuda_build.judge_architectures(found, self.spec["arch_list"], folder)
-        self.judged["architectures"] = found
 
     def check_rust_frontend(self) -> None:
         """The front end's program is there where it is required; else the record says that it is not, and why."""

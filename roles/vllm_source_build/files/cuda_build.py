@@ -1,13 +1,11 @@
-"""What a CUDA build needs of the host, judged before it starts, and what it made, judged after it ends."""
+"""What a CUDA build needs of the host, judged before it starts."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cubin import capabilities_in, runs_on
 from job import JobError
 
 
@@ -58,40 +56,6 @@ def _judge_compiler(cuda_home: Path, compiler: str, nvcc: str, cmake_lists: str)
     oldest = max(bounds, key=_numbers, default="0")
     if _numbers(version) < _numbers(oldest):
         raise _refusal(f"g++ is {version}, and the source wants {oldest} or newer", compiler, mend)
-
-
-def architectures(files: Iterable[Path]) -> dict[str, dict[str, int]]:
-    """File name to the cubins in it by capability, for the shared libraries that hold any."""
-    found = {file.name: capabilities_in(file.read_bytes()) for file in files}
-    return {name: counts for name, counts in found.items() if counts}
-
-
-def judge_architectures(found: Mapping[str, Mapping[str, int]], arch_list: str, where: Path) -> None:
-    """Fails where a library's code runs on none of the wanted capabilities, or a capability is served by none.
-
-    Args:
-        found: file name to its cubins by capability.
-        arch_list: as in TORCH_CUDA_ARCH_LIST, such as `7.5` or `8.0;9.0a+PTX`.
-        where: folder of the libraries, for the message.
-    """
-    wanted = [re.sub(r"[a-z].*|\+.*", "", word) for word in re.split(r"[ ;,]+", arch_list.strip())]
-    problems = [
-        f"{name} holds code for {' '.join(sorted(counts))}"
-        for name, counts in sorted(found.items())
-        if not any(runs_on(code, capability) for code in counts for capability in wanted)
-    ]
-    held = {code for counts in found.values() for code in counts}
-    problems += [
-        f"no library holds code for {capability}"
-        for capability in wanted
-        if not any(runs_on(code, capability) for code in held)
-    ]
-    if problems:
-        raise JobError(
-            f"{'; '.join(problems)}, and {arch_list} is wanted",
-            str(where),
-            "set vllm_source_build_arch_list to what the GPU has, then converge again",
-        )
 
 
 def _refusal(what: str, where: Path | str, mend: str) -> JobError:

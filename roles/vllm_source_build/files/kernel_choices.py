@@ -1,0 +1,1 @@
+../../../plugins/module_utils/kernel_choices.py
