@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet import running, summary
+from fleet.errors import FleetError
 from fleet.options import AsJson, Inventory, Limit, Yes, end, errors, standing
 from fleet.progress import plain, terminal
 from fleet.requests import Request
@@ -58,6 +59,12 @@ def _run(
         )
         ran = running.shown(request, console)
         _show(console, ran)
+        if asked.get("build_release") and not ran.finished.code and not any(ran.collected.builds.values()):
+            raise FleetError(
+                f"no host has begun a build of {asked['build_release']}, and one at least is wanted",
+                where=", ".join(map(str, request.inventories)),
+                mend="./runner.py build status",
+            )
         end(ran, as_json=as_json)
 
 

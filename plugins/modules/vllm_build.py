@@ -57,7 +57,7 @@ def main() -> None:
     cancelled = []
     if module.params["cancel"]:
         for build in meant:
-            if not build["active"] and build["state"] not in ("running", "interrupted"):
+            if not build["active"] and build["state"] in ("", "done", "failed", "cancelled"):
                 continue
             if not module.check_mode and not cancel(folder / build["build_id"], build, module.params["who"]):
                 module.fail_json(

@@ -152,6 +152,9 @@ def test_a_killed_controller_and_a_reboot_lose_nothing_of_a_build() -> None:
 def test_a_cancelled_build_ends_with_all_its_compilers() -> None:
     process = started(*words(environment={"LANG": "C"}))
     until(lambda: "cicc" in on_host(_COMPILERS), process)
+    nobody = runner("build", "cancel", "nobody", "--json")
+    assert nobody.returncode == 2
+    assert "no host has begun a build of nobody" in nobody.stderr
     done = runner("build", "cancel", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert (on_host(_COMPILERS), units()) == ("", [])
