@@ -42,6 +42,8 @@ class Job:
         (self.home / "tmp").mkdir(exist_ok=True)
         self.began = time.time()
         self.stage_seconds: dict[str, float] = {}
+        # Names of stages that an earlier one made needless.
+        self.skipped: set[str] = set()
 
     def stages(self) -> list[Callable[[], None]]:
         """What is done, in order."""
@@ -52,6 +54,8 @@ class Job:
         stages = self.stages()
         try:
             for number, stage in enumerate(stages, 1):
+                if stage.__name__ in self.skipped:
+                    continue
                 began = time.time()
                 self.status("running", stage=stage.__name__, number=number, of=len(stages))
                 stage()
