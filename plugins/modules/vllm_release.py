@@ -40,7 +40,7 @@ options:
   build:
     type: dict
     required: true
-    description: "What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, mib_per_job, need."
+    description: "What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, mib_per_job, need, store."
   wait_seconds: {type: int, default: 15, description: "Longest wait of one call, seconds."}
   state: {type: str, choices: [planned, fetched, built], default: planned, description: What to reach.}
 author: [vllm-fleet]
@@ -53,6 +53,8 @@ RETURN = """
 ---
 missing: {type: list, returned: always, description: Names of releases not built yet, or not whole any more.}
 damaged: {type: dict, returned: always, description: 'Of those that were whole once, what is wrong, by name.'}
+unpublished: {type: list, returned: always, description: Names of releases whose wheels the store still lacks.}
+published: {type: list, returned: always, description: Names of those that this call saw published.}
 unfetched: {type: list, returned: always, description: Those of them whose source is not there yet.}
 finished: {type: bool, returned: always, description: Whether nothing is left to do for the state asked for.}
 """
@@ -72,23 +74,31 @@ class Releases:
         releases = self.planned()
         act = {"planned": None, "fetched": self.fetch, "built": self.build}[self.p["state"]]
         progress: list[dict[str, Any]] = []
+        owed: list[str] = []
         if act is not None and not self.module.check_mode:
             for release in [release for release in releases if release.record is None]:
                 # Two releases may share a source: what the one fetched is there for the other.
                 progress.append(act(self.again(release)))
                 if time.monotonic() >= self.deadline:
                     break
+            if self.p["state"] == "built":
+                owed = [release.name for release in releases if self.unpublished(release)]
+                progress += [self.publish(release) for release in releases if release.name in owed]
             releases = self.planned()
         missing = [release for release in releases if release.record is None]
         unfetched = [release for release in missing if release.spec["source"] and not release.source]
         described = [_describe(release) for release in releases]
+        unpublished = [release.name for release in releases if self.unpublished(release)]
+        publishing = any(entry.get("publishing") for entry in progress)
         self.module.exit_json(
             changed=False,
             ansible_facts={"vllm_releases": described},
-            finished=not (unfetched if self.p["state"] == "fetched" else missing),
+            finished=not (unfetched if self.p["state"] == "fetched" else missing) and not publishing,
             missing=[release.name for release in missing],
             damaged={release.name: release.damage for release in releases if release.damage},
             unfetched=[release.name for release in unfetched],
+            unpublished=unpublished,
+            published=[name for name in owed if name not in unpublished],
             progress=progress,
             releases=described,
         )
@@ -143,6 +153,22 @@ class Releases:
             release, home, unit, "build_release.py", lambda: release.record is not None, "it was not built"
         )
 
+    def unpublished(self, release: Release) -> bool:
+        """Whether the release was built here while the store was away, and its wheels still wait for it."""
+        stored = (release.record or {}).get("store") or {}
+        kept = self.folders["builds"] / release.build_id / "wheelhouse" / "manifest.json"
+        return bool(self.p["build"]["store"]["bucket"]) and stored.get("state") == "unpublished" and kept.is_file()
+
+    def publish(self, release: Release) -> dict[str, Any]:
+        """Puts what waits for the store; the release is whole and serves, so a store still away fails nothing."""
+        home = self.folders["builds"] / release.build_id
+        unit = _unit_name(f"vllm-publish-{release.build_id}")
+        if not _active(unit):
+            self.start(release, home, unit, "publish_release.py")
+        while time.monotonic() < self.deadline and _active(unit):
+            time.sleep(0.5)
+        return {"release": release.name, **read_json(home / "status.json"), "publishing": _active(unit)}
+
     def again(self, release: Release) -> Release:
         """The same release as the host stands now."""
         return next(found for found in self.planned() if found.name == release.name)
@@ -151,7 +177,7 @@ class Releases:
         self, release: Release, home: Path, unit: str, program: str, there: Callable[[], bool], failure: str
     ) -> dict[str, Any]:
         """Starts the unit where it is not running and waits for its end, until the deadline."""
-        unit = re.sub(r"[^A-Za-z0-9:_.-]", "_", unit)  # a version's + is no character for a unit
+        unit = _unit_name(unit)
         if not _active(unit):
             self.start(release, home, unit, program)
         while time.monotonic() < self.deadline and _active(unit):
@@ -175,7 +201,7 @@ class Releases:
         build = self.p["build"]
         spec = {
             **release.spec,
-            **{key: build[key] for key in ("cuda_home", "host_compiler", "rust_home", "mib_per_job")},
+            **{key: build[key] for key in ("cuda_home", "host_compiler", "rust_home", "mib_per_job", "store")},
             "need": build["need"][release.spec["method"]][release.spec["target_device"]],
             "tools": str(self.folders["tools"]),
         }
@@ -210,6 +236,11 @@ def _describe(release: Release) -> dict[str, Any]:
         return {**known, "built": False}
     keys = ("python", "site_packages", "version", "distribution", "target_device", "warnings", "seconds")
     return {**known, "built": True, **{key: record[key] for key in keys}}
+
+
+def _unit_name(wanted: str) -> str:
+    """A version's + is no character for a unit."""
+    return re.sub(r"[^A-Za-z0-9:_.-]", "_", wanted)
 
 
 def _active(unit: str) -> bool:

@@ -98,6 +98,7 @@ class Host:
                 "lib": str(LIB),
             },
             "build": {
+                "store": {"bucket": ""},
                 "cuda_home": "/nowhere/cuda", "host_compiler": "/nowhere/g++", "rust_home": "/nowhere/rust",
                 "rust_toolchain": "", "mib_per_job": 4096, "need": {"source": {"empty": need, "cuda": need}},
             },

@@ -158,15 +158,15 @@ class StoreStages(Job):
         )  # fmt: skip
         own = f"{self.spec['distribution']} @ "
         entries = locked.read_text().replace("\\\n", " ").splitlines()
-        locked.write_text("\n".join(line for line in entries if not line.startswith(own)) + "\n")
+        needed = [line for line in entries if not line.startswith(own)]
+        locked.write_text("\n".join(needed) + "\n")
         # pip reads its own configuration, and makes wheels of what there is as a source alone.
-        self.command(
-            [
-                str(self.tools / "bin/pip"), "--python", str(self.python), "wheel", "-q", "--no-cache-dir", "--no-deps",
-                "--require-hashes", "-r", str(locked), "-w", str(self.wheelhouse),
-            ],
-            mend="check the package index that pip is configured with (pip config list), then converge again",
-        )  # fmt: skip
+        pip = [str(self.tools / "bin/pip"), "--python", str(self.python), "wheel", "-q", "--no-cache-dir", "--no-deps"]
+        if needed:
+            self.command(
+                [*pip, "--require-hashes", "-r", str(locked), "-w", str(self.wheelhouse)],
+                mend="check the package index that pip is configured with (pip config list), then converge again",
+            )
         shutil.copy2(wheel, self.wheelhouse)
         wheels = described(self.wheelhouse)
         self.manifest = {
