@@ -14,13 +14,13 @@ from moto.server import ThreadedMotoServer
 from sandbox.standins import aws
 
 BUCKET = "wheels"
+aws.put_at_once()
 
 
 class ObjectStore:
     """A running server and the settings by which a host's job finds it."""
 
     def __init__(self) -> None:
-        aws.put_at_once()
         self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self.server.start()
         self.port = self.server.get_host_and_port()[1]

@@ -150,21 +150,18 @@ def test_whoever_loses_the_race_takes_the_winners_wheels(s3: ObjectStore, tmp_pa
     loser, winner = host(tmp_path / "loser", s3), host(tmp_path / "winner", s3)
 
     def other_wins() -> None:
-        # The lock is advisory: one that ran out under its owner lets two build.
-        s3.client.delete_object(Bucket=BUCKET, Key=LOCK)
-        assert run(winner)[1]["store"]["state"] == "published"
+        # The lock is advisory: one that ran out under its owner lets two build. Once: the loser checks again.
+        if not winner.release.exists():
+            s3.client.delete_object(Bucket=BUCKET, Key=LOCK)
+            assert run(winner)[1]["store"]["state"] == "published"
 
     after(loser, "check", other_wins)
-    before = (tmp_path / "loser" / "builds" / "b1" / "dist").glob("*.whl")
     ended, record = run(loser)
     assert ended["state"] == "done", ended
     assert record["store"]["state"] == "fetched"
-    won = s3.json(MANIFEST)
-    [own] = [wheel["sha256"] for wheel in won["wheels"] if wheel["name"] == "vllm"]
-    text = (loser.site_packages / "vllm" / "environment.txt").read_text()
-    assert str(tmp_path / "winner") in text
-    assert own
-    assert before
+    assert (compiled(loser), compiled(winner)) == (1, 1)
+    # The wheel tells where it was built.
+    assert str(tmp_path / "winner") in (loser.site_packages / "vllm" / "environment.txt").read_text()
 
 
 @pytest.mark.parametrize(

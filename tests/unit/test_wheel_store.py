@@ -80,7 +80,7 @@ def test_a_lock_is_taken_once_by_processes(s3: ObjectStore) -> None:
 
 
 def test_a_lock_that_ran_out_is_taken_by_exactly_one_of_many(s3: ObjectStore) -> None:
-    dead = lock_of(open_store(s3.settings()), "dead", expires_s=1.0)
+    dead = lock_of(open_store(s3.settings()), "dead", expires_s=4.0)
     dead._thread.start = lambda: None  # type: ignore[method-assign]
     assert dead.take()
     takers = [lock_of(open_store(s3.settings()), f"host{number}") for number in range(8)]

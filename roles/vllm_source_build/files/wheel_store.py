@@ -83,7 +83,7 @@ class Store:
         config = botocore.config.Config(
             connect_timeout=5, read_timeout=60, retries={"total_max_attempts": 3}, max_pool_connections=_AT_ONCE * 2
         )
-        self.client = boto3.client("s3", region_name=region, endpoint_url=endpoint_url or None, config=config)
+        self.client = boto3.Session(region_name=region).client("s3", endpoint_url=endpoint_url or None, config=config)
 
     def get(self, key: str) -> Found | None:
         """A small object; None where it is not there.
