@@ -31,4 +31,4 @@ def put_at_once() -> None:
         with turn:
             return put(self)
 
-    S3Response.put_object = put_object  # type: ignore[method-assign]
+    S3Response.put_object = put_object

@@ -38,7 +38,7 @@ class ObjectStore:
         known = {"bucket": BUCKET, "prefix": "fleet", "region": "us-east-1", "endpoint_url": self.url, "builds": True}
         return {**known, "poll_s": 0.2, "expires_s": 60.0, "wait_s": 60.0, **more}
 
-    def keys(self) -> list[str]:
+    def listing(self) -> list[str]:
         """All that lies in the bucket."""
         return sorted(found["Key"] for found in self.client.list_objects_v2(Bucket=BUCKET).get("Contents", []))
 
