@@ -35,7 +35,7 @@ SOURCE = {
 
 def asked(**more: Any) -> tuple[str, ...]:
     """The words that converge to this source, and an input that makes it another build."""
-    return (*TAGS, "-e", json.dumps({"vllm_source_build_releases": [{**SOURCE, **more}]}))
+    return (*TAGS, "-e", f"vllm_source_build_releases={json.dumps([{**SOURCE, **more}])}")
 
 
 def on(host: str, script: str) -> str:
