@@ -1,4 +1,4 @@
-"""One source build for several sandbox hosts: they race, a builder dies, a host installs without an index.
+"""One source build for several sandbox hosts: a builder, one without an index, a race in which a builder dies.
 
 One story in order: each test begins where the one before it ended. The source is vLLM's own sdist, without kernels.
 """
@@ -6,10 +6,12 @@ One story in order: each test begins where the one before it ended. The source i
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -60,15 +62,19 @@ def bare_hosts() -> Iterator[None]:
         yield
 
 
-def test_hosts_that_race_build_once() -> None:
-    done = runner("converge", "--json", *asked())
+def test_a_builder_without_a_gpu_builds_and_the_others_wait(tmp_path: Path) -> None:
+    builder = HOSTS[0]
+    on(builder, f"umount /usr/bin/nvidia-smi /usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.1")
+    groups = tmp_path / "builder.yml"
+    groups.write_text(json.dumps({"builder": {"hosts": {builder: {}}}}))
+    inventories = ("-i", "inventory/sandbox.py", "-i", str(groups))
+    done = runner("converge", "--json", *inventories, *asked())
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = {host: records(host)[-1] for host in HOSTS}
     [build_id] = {record["build_id"] for record in found.values()}
-    assert sorted(builds(host, build_id) for host in HOSTS) == [0, 0, 1]
-    assert sorted(record["store"]["state"] for record in found.values()) == ["fetched", "fetched", "published"]
-    [builder] = {record["store"]["built_by"] for record in found.values()}
-    assert builds(builder, build_id) == 1
+    assert [builds(host, build_id) for host in HOSTS] == [1, 0, 0]
+    assert [found[host]["store"]["state"] for host in HOSTS] == ["published", "fetched", "fetched"]
+    assert {record["store"]["built_by"] for record in found.values()} == {builder}
     listings = {on(host, f"ls /opt/vllm/releases/{build_id}/lib/python3*/site-packages") for host in HOSTS}
     assert len(listings) == 1
 
@@ -89,7 +95,7 @@ def test_a_host_installs_where_there_is_no_index() -> None:
     assert (record["build_id"], record["store"]["state"]) == (build_id, "fetched")
 
 
-def test_a_builder_that_dies_is_followed() -> None:
+def test_of_hosts_that_race_one_dies_building_and_another_builds() -> None:
     words = [*asked(environment={"ANOTHER_BUILD": "1"}), "-e", "vllm_source_build_lock_seconds=10"]
     argv = [sys.executable, "-m", "fleet", "converge", "--json", *words]
     with subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
