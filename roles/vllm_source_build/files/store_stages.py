@@ -27,6 +27,8 @@ _COMPILING = (
 # Answers that a waiting host does without before it takes the store for gone.
 _PATIENCE = 5
 NOT_PUBLISHED = "not published"
+# What of a status file is nothing to those that wait, and what it says of this job's own waiting.
+_OWN = ("pid", "where", "mend", "builder", "progress", "renewed_s_ago", "waited_s")
 _NO_STORE = {"bucket": "", "builds": True}
 
 
@@ -265,7 +267,7 @@ class StoreStages(Job):
             found: dict[str, Any] = json.loads((self.home / "status.json").read_text())
         except (OSError, ValueError):
             return {}
-        return {key: value for key, value in found.items() if key not in ("pid", "where", "mend")}
+        return {key: value for key, value in found.items() if key not in _OWN}
 
     def overrides(self) -> Path:
         """A file that keeps the AMI's packages out of a resolution."""
