@@ -105,7 +105,12 @@ class RunView:
 
 
 def how_far(status: Mapping[str, Any]) -> str:
-    """Of a build's status: `build 12/60 units, 3 min left`, or the stage where nothing is compiled."""
+    """Of a build's status: `build 12/60 units, 3 min left`, or the stage where nothing is compiled.
+
+    One that waits for another host tells that host and how far it is there.
+    """
+    if status.get("state") == "waiting" and status.get("builder"):
+        return f"waits for {status['builder']}: {how_far(status.get('progress') or {})}"
     units = status.get("units")
     if not units or status.get("stage") != "build_wheel":
         return str(status.get("stage", ""))

@@ -42,7 +42,7 @@ options:
     required: true
     description: >-
       What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, cache, cache_environment, jobs,
-      mib_per_job, memory, need.
+      mib_per_job, memory, need, store.
   wait_seconds: {type: int, default: 15, description: "Longest wait of one call, seconds."}
   since:
     type: float
@@ -59,6 +59,8 @@ RETURN = """
 ---
 missing: {type: list, returned: always, description: Names of releases not built yet, or not whole any more.}
 damaged: {type: dict, returned: always, description: 'Of those that were whole once, what is wrong, by name.'}
+unpublished: {type: list, returned: always, description: Names of releases whose wheels the store still lacks.}
+published: {type: list, returned: always, description: Names of those that this call saw published.}
 unfetched: {type: list, returned: always, description: Those of them whose source is not there yet.}
 finished: {type: bool, returned: always, description: Whether nothing is left to do for the state asked for.}
 now: {type: float, returned: always, description: "The host's time, seconds, for O(since)."}
@@ -71,6 +73,7 @@ progress:
 # What of `build` a build's spec holds as it is.
 _FOR_BUILDS = (
     "cuda_home", "host_compiler", "rust_home", "cache", "cache_environment", "jobs", "mib_per_job", "memory",
+    "store",
 )  # fmt: skip
 # A builder that is asked to end ends its compilers itself; one compiler killed for want of memory is its to tell.
 _PROPERTIES = ("Type=exec", "KillMode=mixed", "TimeoutStopSec=30", "OOMPolicy=continue", "Nice=5")
@@ -106,26 +109,34 @@ class Releases:
         releases = self.planned()
         act = {"planned": None, "fetched": self.fetch, "built": self.build}[self.p["state"]]
         progress: list[dict[str, Any]] = []
+        owed: list[str] = []
         if act is not None and not self.module.check_mode:
             for release in [release for release in releases if release.record is None]:
                 # Two releases may share a source: what the one fetched is there for the other.
                 progress.append(act(self.again(release)))
                 if time.monotonic() >= self.deadline:
                     break
+            if self.p["state"] == "built":
+                owed = [release.name for release in releases if self.unpublished(release)]
+                progress += [self.publish(release) for release in releases if release.name in owed]
             releases = self.planned()
         missing = [release for release in releases if release.record is None]
-        if act == self.build and not missing and not self.module.check_mode:
-            self.remove_boot_unit()
         unfetched = [release for release in missing if release.spec["source"] and not release.source]
         described = [_describe(release) for release in releases]
+        unpublished = [release.name for release in releases if self.unpublished(release)]
+        publishing = any(entry.get("publishing") for entry in progress)
+        if act == self.build and not (missing or publishing or self.module.check_mode):
+            self.remove_boot_unit()
         self.module.exit_json(
             changed=False,
             ansible_facts={"vllm_releases": described},
-            finished=not (unfetched if self.p["state"] == "fetched" else missing),
+            finished=not (unfetched if self.p["state"] == "fetched" else missing) and not publishing,
             missing=[release.name for release in missing],
             damaged={release.name: release.damage for release in releases if release.damage},
             unfetched=[release.name for release in unfetched],
             now=time.time(),
+            unpublished=unpublished,
+            published=[name for name in owed if name not in unpublished],
             progress=progress,
             releases=described,
         )
@@ -181,6 +192,22 @@ class Releases:
             release, home, unit, "build_release.py", lambda: release.record is not None, "it was not built"
         )
 
+    def unpublished(self, release: Release) -> bool:
+        """Whether the release was built here while the store was away, and its wheels still wait for it."""
+        stored = (release.record or {}).get("store") or {}
+        kept = self.folders["builds"] / release.build_id / "wheelhouse" / "manifest.json"
+        return bool(self.p["build"]["store"]["bucket"]) and stored.get("state") == "unpublished" and kept.is_file()
+
+    def publish(self, release: Release) -> dict[str, Any]:
+        """Puts what waits for the store; the release is whole and serves, so a store still away fails nothing."""
+        home = self.folders["builds"] / release.build_id
+        unit = _unit_name(f"vllm-publish-{release.build_id}")
+        if not _active(unit):
+            self.start(release, home, unit, "publish_release.py")
+        while time.monotonic() < self.deadline and _active(unit):
+            time.sleep(0.5)
+        return {"release": release.name, **read_json(home / "status.json"), "publishing": _active(unit)}
+
     def again(self, release: Release) -> Release:
         """The same release as the host stands now."""
         return next(found for found in self.planned() if found.name == release.name)
@@ -189,7 +216,7 @@ class Releases:
         self, release: Release, home: Path, unit: str, program: str, there: Callable[[], bool], failure: str
     ) -> dict[str, Any]:
         """Starts the unit where it is not running and waits for its end, until the deadline."""
-        unit = re.sub(r"[^A-Za-z0-9:_.-]", "_", unit)  # a version's + is no character for a unit
+        unit = _unit_name(unit)
         if not _active(unit):
             self.refuse_cancelled(release, home)
             self.start(release, home, unit, program)
@@ -286,6 +313,11 @@ def _describe(release: Release) -> dict[str, Any]:
         return {**known, "built": False}
     keys = ("python", "site_packages", "version", "distribution", "target_device", "warnings", "seconds")
     return {**known, "built": True, **{key: record[key] for key in keys}}
+
+
+def _unit_name(wanted: str) -> str:
+    """A version's + is no character for a unit."""
+    return re.sub(r"[^A-Za-z0-9:_.-]", "_", wanted)
 
 
 def _active(unit: str) -> bool:

@@ -37,6 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     done = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: done.set())
+    aws.put_at_once()
     moto = ThreadedMotoServer(ip_address=args.bind, port=args.aws_port, verbose=False)
     moto.start()
     files = ThreadingHTTPServer((args.bind, args.files_port), functools.partial(Files, directory=str(args.files_root)))

@@ -120,3 +120,20 @@ def test_every_playbook_parses() -> None:
             capture_output=True, text=True, check=False, cwd=PROJECT,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("groups", "hosts"), [({"vllm": ["gpu"]}, ["gpu"]), ({"vllm": ["gpu"], "builder": ["arm"]}, ["gpu", "arm"])]
+)
+def test_builders_converge_beside_the_others_and_their_absence_is_no_warning(
+    tmp_path: Path, groups: dict[str, list[str]], hosts: list[str]
+) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(json.dumps({name: {"hosts": dict.fromkeys(members)} for name, members in groups.items()}))
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(path), "playbooks/site.yml", "--list-hosts"],
+        cwd=PROJECT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    converge = done.stdout.split("play #2")[0]
+    assert [host for host in hosts if f"      {host}\n" in converge] == hosts
+    assert "WARNING" not in done.stderr + done.stdout

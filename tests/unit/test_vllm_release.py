@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from fleet.paths import PROJECT
 from plugins.modules import vllm_release
 from plugins.modules.vllm_release import Releases
+from tests.unit.object_store import BUCKET, object_store
 from tests.unit.test_build_release import BACKEND, MEMORY, ROOM
 from tests.unit.test_source_fetch import git
 
@@ -48,6 +50,7 @@ class Host:
         self.started: list[str] = []
         self.build: dict[str, Any] = {}
         self.since = 0.0
+        self.store: dict[str, Any] = {"bucket": ""}
         self.site = folder / "ami" / "lib" / "python3.11" / "site-packages"
         (self.site / "torch").mkdir(parents=True)
         (self.site / "torch" / "__init__.py").write_text(
@@ -100,6 +103,7 @@ class Host:
                 "lib": str(LIB),
             },
             "build": {
+                "store": self.store,
                 "cuda_home": "/nowhere/cuda", "host_compiler": "/nowhere/g++", "rust_home": "/nowhere/rust",
                 "rust_toolchain": "", "jobs": 0, "mib_per_job": 0, "memory": MEMORY, "cache_environment": {},
                 "cache": str(self.folder / "cache"), "need": {"source": {"empty": need, "cuda": need}},
@@ -204,6 +208,36 @@ def test_only_a_cache_s_variables_are_its_environment(host: Host, name: str, tak
         return
     assert found["msg"].startswith(f"vllm_source_build: {name} is no variable of a compiler cache")
     assert found["refused"]
+
+
+def test_what_the_store_has_missed_is_published_when_it_is_back(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with object_store() as s3:
+        host.store = s3.settings()
+        [release] = host.ask("built", host.entry())["releases"]
+        manifest = f"fleet/builds/{release['build_id']}/manifest.json"
+        assert manifest in s3.listing()
+        # As a build leaves it that lost the store.
+        kept = host.folder / "builds" / release["build_id"] / "wheelhouse"
+        kept.mkdir()
+        (kept / "manifest.json").write_text(json.dumps(s3.json(manifest)))
+        for wheel in (kept.parent / "dist").glob("*.whl"):
+            shutil.copy(wheel, kept)
+        record = Path(release["path"]) / "release.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "store": {"state": "unpublished"}}))
+        s3.client.delete_object(Bucket=BUCKET, Key=manifest)
+        host.store = s3.settings(endpoint_url="http://127.0.0.1:9")
+        away = host.ask("built", host.entry())
+        assert (away["finished"], away["missing"]) == (True, [])
+        assert (away["unpublished"], away["published"]) == (["a"], [])
+        host.store = s3.settings()
+        assert host.ask("planned", host.entry())["unpublished"] == ["a"]
+        back = host.ask("built", host.entry())
+        assert (back["finished"], back["unpublished"], back["published"]) == (True, [], ["a"])
+        assert manifest in s3.listing()
+    assert [unit.split("-")[1] for unit in host.started] == ["fetch", "build", "publish", "publish"]
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,9 @@ import compiling
 import cuda_build
 import host_pip_config
 import loadable_kernels
-from job import Job, JobError, write_whole
+from job import JobError, write_whole
+from store_stages import StoreStages
 
-# What the AMI's own environment provides; a resolver that never sees these cannot replace them.
-AMI_OWNED = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
 # The Rust front end as setuptools-rust installs it (vLLM's tools/build_rust.py, target vllm.vllm-rs).
 RUST_FRONTEND = "vllm/vllm-rs"
 _MIB = 1024 * 1024
@@ -41,36 +40,41 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "file"
 """
 
 
-class Build(Job):
+class Build(StoreStages):
     """One release, from its spec to its record."""
 
     def __init__(self, spec_path: Path) -> None:
         super().__init__(spec_path)
-        self.release = Path(self.spec["path"])
-        self.python = self.release / "bin" / "python"
         self.from_source = self.spec["method"] == "source"
         self.compiles_cuda = self.from_source and self.spec["target_device"] == "cuda"
-        self.warnings: list[str] = []
-        self.judged: dict[str, Any] = {}
         self.kernels = loadable_kernels.Decided()
 
     def run(self) -> None:
         """Runs all stages, with the source held where there is one."""
         if not self.from_source:
             return super().run()
-        with self.source_lock():
-            return super().run()
+        try:
+            with self.source_lock():
+                return super().run()
+        finally:
+            told = self.progress()
+            self.release_lock(f"failed: {told['what']}" if "what" in told else "was ended")
 
     def stages(self) -> list[Callable[[], None]]:
         """What is done, in order: all that can be refused comes before all that takes long."""
         before = [self.check_room, self.make_tools]
-        source = [self.unpack, self.check_source, self.check_toolchain, self.make_environment, self.build_wheel]
-        source += [self.check_architectures] if self.compiles_cuda else []
+        if not self.from_source:
+            return [*before, self.make_environment, self.install, self.check, self.record]
+        prepare = [self.look_in_store, self.unpack, self.check_source, self.check_toolchain, self.make_environment]
         return [
             *before,
-            *(source if self.from_source else [self.make_environment]),
+            *prepare,
+            self.build_wheel,
+            *([self.check_architectures] if self.compiles_cuda else []),
+            self.gather,
             self.install,
             self.check,
+            self.publish,
             self.record,
         ]
 
@@ -218,7 +222,9 @@ class Build(Job):
 
     def install(self) -> None:
         """Installs the wheel and what it needs, torch and its kin left to the AMI."""
-        if self.from_source:
+        if self.manifest is not None:
+            self.install_wheelhouse()
+        elif self.from_source:
             self.pip_install(str(next((self.home / "dist").glob("*.whl"))))
         else:
             self.pip_install(f"{self.spec['distribution']}=={self.spec['version']}")
@@ -284,7 +290,6 @@ class Build(Job):
             log.seek(self.log_began)
             self.warnings += sorted(set(_EXPECTED_TORCH.findall(log.read())))
         keys = ("name", "build_id", "method", "distribution", "target_device", "inputs")
-        wheel = next((self.home / "dist").glob("*.whl")).name if self.from_source else None
         record = {
             **{key: self.spec[key] for key in keys},
             **self.judged,
@@ -296,7 +301,7 @@ class Build(Job):
             "cuda": self.found["cuda"],
             "source": {key: value for key, value in self.spec["source"].items() if key in ("kind", "digest", "tag")},
             "rust_toolchain": self.spec["source"].get("rust_toolchain", ""),
-            "wheel": wheel,
+            "wheel": self.wheel_name(),
             "warnings": self.warnings,
             "seconds": {**self.stage_seconds, "total": round(time.time() - self.began, 1)},
         }
@@ -304,9 +309,17 @@ class Build(Job):
         # uv links from its cache: a file edited in the release would be edited in the cache as well.
         for folder in (self.home / "uv-cache", self.home / "tmp"):
             shutil.rmtree(folder, ignore_errors=True)
+        self.clear_wheelhouse()
         if self.from_source:
             self.tree_stamp.unlink(missing_ok=True)
             shutil.rmtree(self.tree, ignore_errors=True)
+
+    def wheel_name(self) -> str | None:
+        """The file of the wheel that was built, here or elsewhere; None where nothing was."""
+        if self.manifest is not None:
+            own = self.spec["distribution"]
+            return next(str(wheel["file"]) for wheel in self.manifest["wheels"] if wheel["name"] == own)
+        return next((self.home / "dist").glob("*.whl")).name if self.from_source else None
 
     @property
     def tree_stamp(self) -> Path:
@@ -325,20 +338,11 @@ class Build(Job):
 
     def pip_install(self, *requirements: str) -> None:
         """Installs into the release; the AMI's packages are overridden away from the resolution."""
-        overrides = self.home / "ami-owned.txt"
-        overrides.write_text("".join(f'{name}; sys_platform == "never"\n' for name in AMI_OWNED))
         indexes = host_pip_config.for_uv(host_pip_config.read(str(self.tools / "bin/python")))
         self.uv(
-            "pip", "install", "-q", "--python", str(self.python), "--override", str(overrides),
+            "pip", "install", "-q", "--python", str(self.python), "--override", str(self.overrides()),
             *indexes, *requirements,
         )  # fmt: skip
-
-    def uv(self, *args: str, env: dict[str, str] | None = None, mend: str = "") -> None:
-        """Runs uv with the system's certificates."""
-        own = {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "UV_HTTP_TIMEOUT": "180"}
-        own["UV_CACHE_DIR"] = str(self.home / "uv-cache")
-        mend = mend or "check the package index that pip is configured with (pip config list), then converge again"
-        self.command([str(self.tools / "bin/uv"), *args], env={**own, **(env or {})}, mend=mend)
 
 
 if __name__ == "__main__":

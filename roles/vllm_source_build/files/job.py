@@ -58,6 +58,8 @@ class Job:
         self.stage_seconds: dict[str, float] = {}
         self._at: dict[str, Any] = {}
         self._writing = threading.Lock()
+        # Names of stages that an earlier one made needless.
+        self.skipped: set[str] = set()
 
     def stages(self) -> list[Callable[[], None]]:
         """What is done, in order."""
@@ -69,6 +71,8 @@ class Job:
         earlier = signal.signal(signal.SIGTERM, _end)
         try:
             for number, stage in enumerate(stages, 1):
+                if stage.__name__ in self.skipped:
+                    continue
                 began = time.time()
                 self._at = {"stage": stage.__name__, "number": number, "of": len(stages)}
                 self.status("running")
