@@ -22,7 +22,7 @@ import build_environment
 import compiling
 import cuda_build
 import host_pip_config
-from job import Job, JobError, write_whole
+from job import Job, JobError, started, write_whole
 
 # What the AMI's own environment provides; a resolver that never sees these cannot replace them.
 AMI_OWNED = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
@@ -346,4 +346,4 @@ class Build(Job):
 
 
 if __name__ == "__main__":
-    Build(Path(sys.argv[1])).run()
+    started(Build(Path(sys.argv[1])))
