@@ -25,7 +25,7 @@ import compiling
 import cuda_build
 import host_pip_config
 import loadable_kernels
-from job import JobError, write_whole
+from job import JobError, started, write_whole
 from store_stages import StoreStages
 
 # The Rust front end as setuptools-rust installs it (vLLM's tools/build_rust.py, target vllm.vllm-rs).
@@ -346,4 +346,4 @@ class Build(StoreStages):
 
 
 if __name__ == "__main__":
-    Build(Path(sys.argv[1])).run()
+    started(Build(Path(sys.argv[1])))

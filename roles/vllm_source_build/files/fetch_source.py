@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from job import LIB, Job, JobError, write_whole
+from job import LIB, Job, JobError, started, write_whole
 
 
 class Fetch(Job):
@@ -105,4 +105,4 @@ def _channel(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Fetch(Path(sys.argv[1])).run()
+    started(Fetch(Path(sys.argv[1])))

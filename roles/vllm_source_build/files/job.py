@@ -68,7 +68,6 @@ class Job:
     def run(self) -> None:
         """Runs all stages; the status file tells the outcome."""
         stages = self.stages()
-        earlier = signal.signal(signal.SIGTERM, _end)
         try:
             for number, stage in enumerate(stages, 1):
                 if stage.__name__ in self.skipped:
@@ -80,12 +79,6 @@ class Job:
                 self.stage_seconds[stage.__name__] = round(time.time() - began, 1)
             self._at = {"stage": "done", "number": len(stages), "of": len(stages)}
             self.status("done")
-        except Ended as end:
-            # Asked once is enough: what is left of the time goes into ending well.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            self.release_lock()
-            self.ended()
-            raise SystemExit(1) from end
         except JobError as error:
             told = {"what": error.what, "where": error.where, "mend": error.mend}
             self.status("failed", **told, refused=error.refused, kind=error.kind)
@@ -95,8 +88,6 @@ class Job:
                 "failed", what=f"unexpected: {error!r}", where=str(self.log_path), mend=f"tail -50 {self.log_path}"
             )
             raise
-        finally:
-            signal.signal(signal.SIGTERM, earlier)
 
     def release_lock(self) -> None:
         """Gives back what a job holds for others to wait for; called when it is asked to end."""
@@ -210,6 +201,19 @@ def _end_group(leader: subprocess.Popen[str]) -> None:
             os.killpg(leader.pid, 0)
             time.sleep(0.05)
         os.killpg(leader.pid, signal.SIGKILL)
+
+
+def started(job: Job) -> None:
+    """Runs the job of a program of its own: asked to end, it gives back what it holds and says who ended it."""
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        job.run()
+    except Ended as end:
+        # Asked once is enough: what is left of the time goes into ending well.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        job.release_lock()
+        job.ended()
+        raise SystemExit(1) from end
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

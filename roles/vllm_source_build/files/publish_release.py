@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from job import write_whole
+from job import started, write_whole
 from store_stages import NOT_PUBLISHED, StoreStages
 
 
@@ -38,4 +38,4 @@ class Publication(StoreStages):
 
 
 if __name__ == "__main__":
-    Publication(Path(sys.argv[1])).run()
+    started(Publication(Path(sys.argv[1])))
