@@ -65,9 +65,14 @@ def fetch(path: Path) -> dict[str, Any]:
     return {**found, "source": json.loads(record.read_text()) if record.is_file() else None}
 
 
-def build_of(path: Path) -> Build:
+def build_of(path: Path, build_id: str = "b1") -> Build:
     """A build of that source, far enough to unpack it."""
-    found = {**json.loads(path.read_text()), "path": str(path.parent / "release"), "method": "source"}
+    found = {
+        **json.loads(path.read_text()),
+        "build_id": build_id,
+        "path": str(path.parent / "release"),
+        "method": "source",
+    }
     record = path.with_name("source.json")
     found["source"] |= json.loads(record.read_text())
     home = path.parent / "build"
@@ -122,7 +127,10 @@ def test_builds_never_see_what_an_earlier_one_left(tmp_path: Path, repository: P
     assert not (build.tree / "left.txt").exists()
     (build.tree / "setup.py").write_text("# changed by the build\n")
     assert git(checkout, "status", "--porcelain") == ""
-    again = build_of(path)
+    # The same build goes on where it was.
+    build_of(path).unpack()
+    assert (build.tree / "setup.py").read_text() == "# changed by the build\n"
+    again = build_of(path, "b2")
     again.unpack()
     assert again.tree == build.tree
     assert (again.tree / "setup.py").read_text() == "# 0.32.0\n"
@@ -165,7 +173,7 @@ def test_an_sdist_says_its_digest_and_its_toolchain(tmp_path: Path, monkeypatch:
     # A file that changed on disk since is not built from.
     (path.parent / "sdist.tar.gz").write_bytes(archive.read_bytes() + b"x")
     with pytest.raises(Exception, match="not the file any more"):
-        build.unpack()
+        build_of(path, "b2").unpack()
 
 
 def test_an_sdist_of_another_version_or_without_a_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
