@@ -1,8 +1,8 @@
 """nvcc's compile commands of a vLLM build for 7.5, as the role decides it and stock, through the real CMake.
 
 cutlass and flash-attention are taken from `VLLM_CUTLASS_SRC_DIR` and `VLLM_FLASH_ATTN_SRC_DIR`, or by git. Without
-cutlass an empty project stands in for it: nothing of it is compiled, and nothing can be sampled. Without flash-attention
-stock's units of it are the recorded ones, and the output says so.
+cutlass an empty project stands in for it: nothing of it is compiled, and nothing can be sampled. Without
+flash-attention stock's units of it are the recorded ones, and the output says so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SAMPLE = {
     "_C_stable_libtorch": "/layernorm_kernels.cu",
     "_moe_C_stable_libtorch": "/topk_softmax_kernels.cu",
     "_vllm_fa2_C": "/flash_fwd_hdim128_fp16_sm80.cu",
-    "_vllm_fa3_C": "/flash_fwd_hdim128_fp16_sm90.cu",
+    "_vllm_fa3_C": "/flash_fwd_hdim128_fp16_split_sm90.cu",
 }
 
 
@@ -115,7 +115,7 @@ def _counted(tree: Tree, torch: Path, work: Path, steps: Steps) -> Counted:
         whole_extensions.configure(ours, _ARCH_LIST, decided)
         found = Counter(unit["target"] for unit in whole_extensions.units(ours.build))
     stock = Counter(found) + Counter(_RECORDED)
-    sites = {target: ours for target in found}
+    sites = dict.fromkeys(found, ours)
     if flash:
         with steps.step(f"vLLM {tree.version} configured stock"):
             site = _site(work, "stock", torch, cutlass, headers, steps)
@@ -182,7 +182,8 @@ def _pinned(tree: Tree, file: str, repository: str) -> str:
     """The tag or commit that the source fetches of a repository."""
     text = (tree.path / file).read_text()
     tag = re.search(rf"{re.escape(repository)}.*?GIT_TAG (\S+)", text, re.S)
-    assert tag, f"{file} of vLLM {tree.version} names no {repository}"
+    if not tag:
+        raise LookupError(f"{file} of vLLM {tree.version} names no {repository}")
     if tag[1].startswith("${"):
         return str(re.findall(rf'set\({tag[1][2:-1]} "(\S+)"\)', text)[0])
     return tag[1]

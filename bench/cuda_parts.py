@@ -1,4 +1,4 @@
-"""What vLLM's CMake wants of torch and of CUDA, from the package index, kept in the cache: no more than is compiled with.
+"""What vLLM's CMake wants of torch and of CUDA, from the package index, kept in the cache: what is compiled with.
 
 Of torch's CUDA build (530 MB) headers, CMake files and empty libraries of its names are kept; nothing that is built
 with it is run. Of cuBLAS and its like the headers.
