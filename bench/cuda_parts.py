@@ -91,6 +91,7 @@ def _kept(name: str, what: str, steps: Steps, made: Callable[[Path], None]) -> P
             try:
                 with steps.step(what):
                     made(part)
+                shutil.rmtree(part / "wheels", ignore_errors=True)
                 part.rename(place)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -98,7 +99,7 @@ def _kept(name: str, what: str, steps: Steps, made: Callable[[Path], None]) -> P
 
 
 def _downloaded(folder: Path, requirement: str, python: str) -> list[Path]:
-    """The wheel, in a folder of its own that goes when its content is taken."""
+    """The wheel, in a folder of its own, which is not kept."""
     machine = platform.machine()
     tags = ("manylinux1", "manylinux2014", "manylinux_2_17", "manylinux_2_27", "manylinux_2_28")
     argv = [
