@@ -47,6 +47,8 @@ class Site:
         build: folder to build in.
         cuda_home: the toolkit.
         host_compiler: C++ compiler.
+        include: headers of cuBLAS and its like, where the toolkit has none.
+        programs: the PATH's beginning, where CMake and ninja are not on it.
     """
 
     tree: Path
@@ -55,6 +57,14 @@ class Site:
     build: Path
     cuda_home: Path
     host_compiler: str
+    include: Path | None = None
+    programs: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """What CMake and ninja see."""
+        path = [*filter(None, [self.programs]), f"{self.cuda_home}/bin", os.environ["PATH"]]
+        own = {"PATH": ":".join(path), "CUDA_HOME": str(self.cuda_home), "CXX": self.host_compiler}
+        return os.environ | own | ({"CPATH": str(self.include)} if self.include else {})
 
 
 def configure(site: Site, arch_list: str, arguments: list[str], jobs: int = 1) -> None:
@@ -79,13 +89,12 @@ def configure(site: Site, arch_list: str, arguments: list[str], jobs: int = 1) -
         *linked, *arguments,
     ]  # fmt: skip
     own = {
-        "PATH": f"{site.cuda_home}/bin:{os.environ['PATH']}", "CUDA_HOME": str(site.cuda_home),
         "PYTHONPATH": ":".join([str(python), *sys.path[1:]]), "TORCH_CUDA_ARCH_LIST": arch_list,
-        "CXX": site.host_compiler, "CUDAHOSTCXX": site.host_compiler, "VLLM_CUTLASS_SRC_DIR": str(site.cutlass),
+        "CUDAHOSTCXX": site.host_compiler, "VLLM_CUTLASS_SRC_DIR": str(site.cutlass),
         **dict.fromkeys(_FETCHED_BY_VARIABLE, str(empty)),
     }  # fmt: skip
     with (site.build / "configure.log").open("w") as log:
-        subprocess.run(argv, cwd=site.build, env=os.environ | own, stdout=log, stderr=log, check=True)
+        subprocess.run(argv, cwd=site.build, env=site.environment() | own, stdout=log, stderr=log, check=True)
 
 
 def _python_torch(site: Site) -> Path:
@@ -132,12 +141,10 @@ def main() -> int:
     words.add_argument("--only", nargs="*", default=[], help="ends of the paths of the only units to compile")
     words.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = words.parse_args()
-    if given.include:
-        os.environ["CPATH"] = str(given.include.resolve())
     out = given.out.resolve()
     site = Site(
         given.tree.resolve(), given.torch.resolve(), given.cutlass.resolve(), out / "build", given.cuda_home,
-        given.host_compiler,
+        given.host_compiler, given.include and given.include.resolve(),
     )  # fmt: skip
     decided = loadable_kernels.decide(site.tree, given.arch_list, given.leave_out)
     arguments = [word for word in decided.cmake_arguments if not (given.unordered and word.startswith("-DFLEET_FIRST"))]
@@ -168,7 +175,9 @@ def built(site: Site, jobs: int, targets: list[str]) -> dict[str, Any]:
     build = site.build
     began, free_mib = time.monotonic(), [_available_mib()]
     with (build / "ninja.log").open("w") as log:
-        ninja = subprocess.Popen(["ninja", f"-j{jobs}", *targets], cwd=build, stdout=log, stderr=log)
+        ninja = subprocess.Popen(
+            ["ninja", f"-j{jobs}", *targets], cwd=build, env=site.environment(), stdout=log, stderr=log
+        )
         while ninja.poll() is None:
             time.sleep(0.2)
             free_mib.append(_available_mib())

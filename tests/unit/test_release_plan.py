@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.kernel_choices import STUB_REVISION
 from ansible.module_utils.release_plan import (
     Folders,
     Host,
@@ -48,6 +49,7 @@ def plan(
         {"wanted": {**GIT, "commit": "c" * 40}},
         {"wanted": {**WANTED, "environment": {"CMAKE_ARGS": "-DX=1"}}},
         {"wanted": {**WANTED, "rust_frontend": False}},
+        {"wanted": {**WANTED, "leave_out": ["int8_scaled_mm"]}},
         {"folders": Folders(Path("/r"), Path("/s"), "1.96.1")},
         {"torch": Torch(TORCH.python, TORCH.site_packages, "2.14.0+cu132", "13.2")},
         {"torch": Torch(TORCH.python, TORCH.site_packages, TORCH.version, "13.0")},
@@ -68,6 +70,29 @@ def test_what_does_not_decide_it_leaves_it() -> None:
         {**GIT, "repository": where, "commit": "c" * 40} for where in ("https://a.example", "https://b.example")
     )
     assert plan(here).build_id == plan(there).build_id
+
+
+def test_the_stub_decides_the_id_below_8_0_alone() -> None:
+    assert plan().spec["inputs"]["flash_attention"] == f"stub {STUB_REVISION}"
+    assert "flash_attention" not in plan(host=Host("aarch64", "3.12", "7.5;8.0")).spec["inputs"]
+    assert "flash_attention" not in plan({**WANTED, "method": "wheel"}).spec["inputs"]
+    assert plan({**WANTED, "leave_out": ["int8_scaled_mm"]}).spec["leave_out"] == ["int8_scaled_mm"]
+
+
+@pytest.mark.parametrize(
+    ("more", "arch_list", "words"),
+    [
+        ({"leave_out": ["int8"]}, "7.5", "int8 is no kernel that can be left out"),
+        ({"leave_out": ["int8_scaled_mm"]}, "7.5 8.9", "and 7.5 8.9 needs it from 8.9 on"),
+        ({"leave_out": ["int8_scaled_mm"], "method": "wheel"}, "7.5", "leave_out has no effect"),
+        ({"leave_out": ["int8_scaled_mm"], "target_device": "empty"}, "7.5", "leave_out has no effect"),
+    ],
+)
+def test_kernels_that_cannot_be_left_out_are_refused(more: dict[str, Any], arch_list: str, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan({**WANTED, **more}, host=Host("aarch64", "3.12", arch_list))
+    assert words in caught.value.what
+    assert caught.value.where == "vllm_source_build_releases: vllm"
 
 
 def test_the_arch_list_is_always_set_for_a_cuda_build() -> None:
