@@ -14,7 +14,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.records import read_json
-from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release
+from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release, resolved
 
 DOCUMENTATION = r"""
 module: vllm_release
@@ -40,7 +40,8 @@ options:
   build:
     type: dict
     required: true
-    description: "What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, mib_per_job, need."
+    description: "What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, mib_per_job, need;
+      and method and versions (by name), which hold where an entry leaves them open."
   wait_seconds: {type: int, default: 15, description: "Longest wait of one call, seconds."}
   state: {type: str, choices: [planned, fetched, built], default: planned, description: What to reach.}
 author: [vllm-fleet]
@@ -96,12 +97,15 @@ class Releases:
     def planned(self) -> list[Release]:
         """All wanted releases, as the host stands now."""
         found = self.p["torch"]
-        torch = Torch(found["python"], found["site_packages"], found["version"], found.get("cuda"))
+        arches = tuple(found.get("arch_list") or ())
+        torch = Torch(found["python"], found["site_packages"], found["version"], found.get("cuda"), arches)
         python = Path(found["site_packages"]).parent.name.removeprefix("python")
         host = Host(platform.machine(), ".".join(python.split(".")[:2]), self.p["arch_list"])
         folders = Folders(self.folders["root"], self.folders["sources"], self.p["build"]["rust_toolchain"])
         try:
-            releases = [plan_release(wanted, torch, host, folders) for wanted in self.p["releases"]]
+            decided = (self.p["build"].get("method", ""), self.p["build"].get("versions") or {})
+            wishes = [resolved(wanted, *decided) for wanted in self.p["releases"]]
+            releases = [plan_release(wanted, torch, host, folders) for wanted in wishes]
             names = [release.name for release in releases]
             for name in names:
                 if names.count(name) > 1:

@@ -68,6 +68,7 @@ def fetch(path: Path) -> dict[str, Any]:
 def build_of(path: Path) -> Build:
     """A build of that source, far enough to unpack it."""
     found = {**json.loads(path.read_text()), "path": str(path.parent / "release"), "method": "source"}
+    found["torch"] = {"site_packages": str(path.parent / "ami")}
     record = path.with_name("source.json")
     found["source"] |= json.loads(record.read_text())
     home = path.parent / "build"

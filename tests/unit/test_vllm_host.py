@@ -40,7 +40,7 @@ class Host:
         known = {
             "host": "one", "method": "wheel", "capability": "7.5", "capabilities": ["7.5"], "cuda": "",
             "torch_prefixes": [], "model": NAME, "hub_endpoint": "", "token_file": "", "checkpoint_bytes": 0,
-            "vllm_versions": [], "arguments": [], "swap_margin_mib": 1024, "swapfile": "", "writes": [],
+            "vllm_releases": [], "host_compiler": "", "rust_toolchain": "", "arguments": [], "swap_margin_mib": 1024, "swapfile": "", "writes": [],
             "kernel_figures": {"capabilities": {}},
             "releases": str(self.state / "releases"), "state": str(self.state),
         }  # fmt: skip

@@ -21,19 +21,12 @@ from typing import Any
 import cuda_build
 import host_pip_config
 from job import Job, JobError, write_whole
+from torch_guard import AMI_OWNED, TorchGuard
 
-# What the AMI's own environment provides; a resolver that never sees these cannot replace them.
-AMI_OWNED = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
 # The Rust front end as setuptools-rust installs it (vLLM's tools/build_rust.py, target vllm.vllm-rs).
 RUST_FRONTEND = "vllm/vllm-rs"
 _MIB = 1024 * 1024
 _EXPECTED_TORCH = re.compile(r"Pytorch version \S+ expected for \w+ build, saw \S+ instead")
-_PROBE = """
-import importlib.metadata as m, json, torch
-wanted = json.loads(%r)
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "file": torch.__file__,
-    "version": m.version(wanted["distribution"])}))
-"""
 
 
 class Build(Job):
@@ -47,6 +40,7 @@ class Build(Job):
         self.compiles_cuda = self.from_source and self.spec["target_device"] == "cuda"
         self.warnings: list[str] = []
         self.judged: dict[str, Any] = {}
+        self.torch = TorchGuard(self.spec["torch"], self.ask)
 
     def run(self) -> None:
         """Runs all stages, with the source held where there is one."""
@@ -155,6 +149,7 @@ class Build(Job):
         self.release.parent.mkdir(parents=True, exist_ok=True)
         self.uv("venv", "-q", "--python", self.spec["torch"]["python"], str(self.release))
         self.site_packages.joinpath("ami_torch.pth").write_text(self.spec["torch"]["site_packages"] + "\n")
+        self.torch.judge("make_environment", self.site_packages)
 
     def build_wheel(self) -> None:
         """Builds the wheel in the copy of the source, against the AMI's torch, without build isolation."""
@@ -170,12 +165,14 @@ class Build(Job):
         requires = tomllib.loads((self.tree / "pyproject.toml").read_text())["build-system"]["requires"]
         if requires:
             self.pip_install(*requires)
+            self.torch.judge("build_requirements", self.site_packages)
         shutil.rmtree(self.home / "dist", ignore_errors=True)
         self.uv(
             "build", "--wheel", "--no-build-isolation", "--python", str(self.python),
             "--out-dir", str(self.home / "dist"), str(self.tree), env=self.build_environment(),
             mend=f"tail -50 {self.log_path}",
         )  # fmt: skip
+        self.torch.judge("build_wheel", self.site_packages)
 
     def build_environment(self) -> dict[str, str]:
         """What the source's build reads; the release's own variables win over MAX_JOBS and its like."""
@@ -217,19 +214,13 @@ class Build(Job):
             self.pip_install(str(next((self.home / "dist").glob("*.whl"))))
         else:
             self.pip_install(f"{self.spec['distribution']}=={self.spec['version']}")
+        self.torch.judge("install", self.site_packages)
 
     def check(self) -> None:
         """What was asked for is there: torch still the AMI's, the version, libraries, device code, the front end."""
-        probe = _PROBE % json.dumps({"distribution": self.spec["distribution"]})
-        self.found = json.loads(self.command([str(self.python), "-c", probe], capture=True).splitlines()[-1])
-        wanted = self.spec["torch"]
-        if not self.found["file"].startswith(wanted["site_packages"]) or self.found["torch"] != wanted["version"]:
-            raise JobError(
-                f"TORCH_REPLACED: torch {self.found['torch']} from {self.found['file']} is seen, and the AMI's "
-                f"{wanted['version']} is wanted",
-                str(self.release),
-                f"remove {self.release} and converge again; name the package that brought torch in a bug report",
-            )
+        name = self.spec["distribution"]
+        version = self.ask(f"import importlib.metadata; print(importlib.metadata.version({name!r}))").split()[-1]
+        self.found = {**self.torch.judge("check", self.site_packages), "version": version}
         if self.found["version"].split("+")[0] != self.spec["version"]:
             raise JobError(
                 f"version {self.found['version']} was built and {self.spec['version']} is wanted",
@@ -287,7 +278,8 @@ class Build(Job):
         """The release's record, last of all: with it the release exists."""
         with self.log_path.open() as log:
             log.seek(self.log_began)
-            self.warnings += sorted(set(_EXPECTED_TORCH.findall(log.read())))
+            judged = self.spec.get("torch_judgement") or "no judgement is known"
+            self.warnings += [f"{line}: {judged}" for line in sorted(set(_EXPECTED_TORCH.findall(log.read())))]
         keys = ("name", "build_id", "method", "distribution", "target_device", "inputs")
         wheel = next((self.home / "dist").glob("*.whl")).name if self.from_source else None
         record = {
@@ -311,6 +303,10 @@ class Build(Job):
             shutil.rmtree(folder, ignore_errors=True)
         if self.from_source:
             shutil.rmtree(self.tree, ignore_errors=True)
+
+    def ask(self, program: str) -> str:
+        """What a program text prints, run by the release's Python."""
+        return self.command([str(self.python), "-c", program], capture=True)
 
     @property
     def tree(self) -> Path:
