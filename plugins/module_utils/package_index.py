@@ -1,4 +1,4 @@
-"""What the host's own package index has of a distribution, asked of the host's pip itself, and the tags of a repository."""
+"""What the host's own package index has of a distribution, asked of its pip, and the tags of a repository."""
 
 from __future__ import annotations
 

@@ -138,8 +138,7 @@ def choose(candidates: Iterable[Candidate], facts: Facts, *, prereleases: bool =
     return Choice(
         chosen,
         tuple(
-            fits[found.version]
-            or Rejection(found.version, "prerelease", early, "prereleases of that entry is false")
+            fits[found.version] or Rejection(found.version, "prerelease", early, "prereleases of that entry is false")
             for found in passed
         ),
     )

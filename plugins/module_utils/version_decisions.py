@@ -61,7 +61,9 @@ def decide_versions(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any
                 _refuse(plan, version, found.id, found.why, found.floor)
             _there(plan, wishes, wanted, facts)
         if version and facts.compiles and facts.torch and judgement(version, facts.torch).verdict != "refused":
-            plan.decide(f"torch of {wanted['name']}", judgement(version, facts.torch).verdict, told(version, facts.torch))
+            plan.decide(
+                f"torch of {wanted['name']}", judgement(version, facts.torch).verdict, told(version, facts.torch)
+            )
 
 
 def _refuse(plan: Plan, version: str, constraint: str, why: str, floor: str) -> None:
@@ -78,7 +80,9 @@ def _refuse(plan: Plan, version: str, constraint: str, why: str, floor: str) -> 
             f"set a version of {floor} or newer in {_WHERE}, or newest",
         )
     else:
-        plan.refuse(f"vLLM {version} is asked for, and {why}", _WHERE, f"set version: {NEWEST} in that entry of {_WHERE}")
+        plan.refuse(
+            f"vLLM {version} is asked for, and {why}", _WHERE, f"set version: {NEWEST} in that entry of {_WHERE}"
+        )
 
 
 def _newest(plan: Plan, wishes: Wishes, wanted: Mapping[str, Any], facts: Facts) -> str:
@@ -93,11 +97,13 @@ def _newest(plan: Plan, wishes: Wishes, wanted: Mapping[str, Any], facts: Facts)
         return ""
     origin = wanted.get("repository") or f"the index, {wanted['distribution']}"
     candidates, silence = wishes.candidates.get(name, ((), "it was not asked"))
-    before = wishes.versions_before.get(name, "")
+    before: str = wishes.versions_before.get(name, "")
     if silence:
         if before:
-            plan.decide(f"version of {name}", before, f"chosen at an earlier run; {origin} does not answer now: {silence}")
-        else:
+            plan.decide(
+                f"version of {name}", before, f"chosen at an earlier run; {origin} does not answer now: {silence}"
+            )
+        elif not wishes.index_silence[1]:
             plan.refuse(
                 f"version {NEWEST} is asked for, and what there is cannot be read from {origin}: {silence}",
                 place,
@@ -120,7 +126,7 @@ def _newest(plan: Plan, wishes: Wishes, wanted: Mapping[str, Any], facts: Facts)
     if wanted.get("prereleases"):
         early = ""
     plan.decide(f"version of {name}", choice.version, "; ".join(filter(None, (words, early, unproven(choice.version)))))
-    return choice.version
+    return str(choice.version)
 
 
 def _there(plan: Plan, wishes: Wishes, wanted: Mapping[str, Any], facts: Facts) -> None:
@@ -139,7 +145,7 @@ def _there(plan: Plan, wishes: Wishes, wanted: Mapping[str, Any], facts: Facts) 
     plan.refuse(
         f"{origin} has no {kind} of {distribution} {version}; it has {', '.join(near) or 'none at all'}",
         f"{_WHERE}: {wanted['name']}",
-        f"set version: \"{near[-1]}\" in that entry" if near else "pip config list; set an index that has it",
+        f'set version: "{near[-1]}" in that entry' if near else "pip config list; set an index that has it",
     )
 
 

@@ -1,4 +1,4 @@
-"""What is known of vLLM's versions: which host rules one out, and which torch each was shown with. Data, each with its source.
+"""What is known of vLLM's versions, each with its source: which host rules one out, and on which torch each was shown.
 
 Read from the sdists 0.26.0, 0.27.0, 0.27.1 and 0.28.0 to 0.33.0 on 2026-12-02 where no other source is named.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 # vLLM refuses float16 for these (_FLOAT16_NOT_SUPPORTED_MODELS, the same in all nine), and bfloat16 needs 8.0.
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
+# The oldest release whose kernels were compiled for 7.5 and patched.
+FIRST_BELOW_8 = "0.26.0"
 NEWEST_KNOWN = "0.33.0"
 _SDISTS = f"sdists 0.26.0 to {NEWEST_KNOWN}"
 _FIELD = "field report, g5g.4xlarge"
@@ -18,7 +20,7 @@ _FIELD = "field report, g5g.4xlarge"
 class Rule:
     """Versions from `since` on and below `below` (empty: without end) are ruled out where all conditions hold.
 
-    The conditions that are not set hold everywhere: `mixed_heads` the model's heads differ in width, `float16_of` one of
+    A condition that is not set holds everywhere: `mixed_heads` the model's heads differ in width, `float16_of` one of
     these models is asked for in float16, `capability_below` and `capability_from` the GPU's, `gcc_below` and
     `rust_below` the tools of a CUDA build from source, `unpublished` the published wheel lacks the capability.
     """
@@ -49,7 +51,7 @@ RULES = (
         "kernel patch",
         "for capability {capability} no older one was patched and compiled",
         _SDISTS,
-        below="0.26.0",
+        below=FIRST_BELOW_8,
         capability_below="8.0",
     ),
     Rule(
@@ -93,7 +95,7 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is known of vLLM `since` to `until` (both included) compiled against torch from `torch` on, below `torch_below`.
+    """What is known of vLLM `since` to `until` (both included) on torch from `torch` on, below `torch_below`.
 
     verdict: proven (it served), compiles, refused, or unknown. `evidence` says what was seen, `date` when.
     """

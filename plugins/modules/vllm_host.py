@@ -78,7 +78,7 @@ EXAMPLES = """
     releases: /opt/vllm/releases
 """
 RETURN = """
-plan: {type: dict, returned: always, description: "capability, method, dtype, swap_mib, attention, versions, decisions."}
+plan: {type: dict, returned: always, description: "capability, method, dtype, swap_mib, versions, decisions."}
 recorded: {type: bool, returned: success, description: Whether an earlier run kept a record.}
 differences: {type: list, returned: success, description: "What differs from that record, name, before and now."}
 """
@@ -148,7 +148,9 @@ def main() -> None:
         writes=tuple(p["writes"]),
         disk_enforced=installs,
         kernel_figures=p["kernel_figures"],
-        index_silence=next(((a.index, a.error) for a in answers.values() if a.index), ("", "")) if installs else ("", ""),
+        index_silence=next(((a.index, a.error) for a in answers.values() if a.index), ("", ""))
+        if installs
+        else ("", ""),
     )
     plan = make_plan(host, model, wishes)
     facts = plan.facts()
@@ -173,7 +175,7 @@ def main() -> None:
 
 
 def _ask(python: str, releases: list[dict[str, Any]], installs: bool) -> dict[str, Answer]:
-    """What there is of each wanted release, by its name; asked where a version is to be chosen or nothing is built yet."""
+    """What there is of each wanted release, by its name; asked where one is to be chosen or nothing is built yet."""
     asked: dict[tuple[str, str], Answer] = {}
     found = {}
     for entry in releases:

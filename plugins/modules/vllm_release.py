@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -165,6 +166,8 @@ class Releases:
             what = status.get("what") or release.damage or "the unit ended without saying why (killed?)"
             where = status.get("where") or str(home / "build.log")
             mend = status.get("mend") or "converge again; it goes on with what is there"
+            if status.get("refused"):
+                _take_back(home)
             self.module.fail_json(
                 msg=f"vllm_source_build: {release.name}: {failure}: {what}\n"
                 f"  where: {platform.node()} {where}\n  mend:  {mend}",
@@ -214,6 +217,12 @@ def _describe(release: Release) -> dict[str, Any]:
         return {**known, "built": False}
     keys = ("python", "site_packages", "version", "distribution", "target_device", "warnings", "seconds")
     return {**known, "built": True, **{key: record[key] for key in keys}}
+
+
+def _take_back(home: Path) -> None:
+    """Removes the folder of a job that was refused, but for one in which an earlier one has made something."""
+    if not any((home / name).exists() for name in ("dist", "tree", "source.json")):
+        shutil.rmtree(home)
 
 
 def _active(unit: str) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from pathlib import Path
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from ansible.module_utils.package_index import Answer, ask_index, ask_repository
-
 from ansible.module_utils.version_choice import Candidate
 
 from tests.unit.package_indexes import Index

@@ -7,7 +7,6 @@ The release's record is written last, so a folder without one is an unfinished b
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -40,6 +39,7 @@ class Build(Job):
         self.compiles_cuda = self.from_source and self.spec["target_device"] == "cuda"
         self.warnings: list[str] = []
         self.judged: dict[str, Any] = {}
+        self.unpacked = False
         self.torch = TorchGuard(self.spec["torch"], self.ask)
 
     def run(self) -> None:
@@ -84,11 +84,17 @@ class Build(Job):
                 where = ", ".join(map(str, together))
                 raise JobError(" and ".join(short), where, f"free room or grow the volume: df -h {where}", refused=True)
 
+    def take_back(self) -> None:
+        """A refusal leaves no source behind that this run unpacked."""
+        if self.unpacked:
+            shutil.rmtree(self.tree, ignore_errors=True)
+
     def unpack(self) -> None:
         """A copy of the source to build in, always at the same place, so that a compiler cache sees the same paths."""
         source = Path(self.spec["source"]["path"])
         digest = self.spec["source"]["digest"]
         shutil.rmtree(self.tree, ignore_errors=True)
+        self.unpacked = True
         if self.spec["source"]["kind"] == "git":
             git = ["git", "-C", str(source / "checkout")]
             self.command([*git, "reset", "-q", "--hard", digest], mend=f"rm -r {source}, then converge again")

@@ -58,6 +58,8 @@ class Job:
                 self.stage_seconds[stage.__name__] = round(time.time() - began, 1)
             self.status("done", stage="done", number=len(stages), of=len(stages))
         except JobError as error:
+            if error.refused:
+                self.take_back()
             self.status("failed", what=error.what, where=error.where, mend=error.mend, refused=error.refused)
             raise SystemExit(1) from error
         except Exception as error:
@@ -65,6 +67,9 @@ class Job:
                 "failed", what=f"unexpected: {error!r}", where=str(self.log_path), mend=f"tail -50 {self.log_path}"
             )
             raise
+
+    def take_back(self) -> None:
+        """Undoes what was done before the job was refused."""
 
     def status(self, state: str, **more: Any) -> None:
         """Writes the status file whole."""

@@ -42,7 +42,7 @@ class TorchGuard:
         self.before = _state(self.site)
 
     def judge(self, step: str, site_packages: Path) -> dict[str, Any]:
-        """What the release sees of torch (torch, cuda, file, arch_list); a JobError that names the step where it may not."""
+        """What the release sees of torch (torch, cuda, file, arch_list); a JobError names the step that changed it."""
         brought = list(_brought(site_packages))
         if brought:
             raise _replaced(
@@ -85,7 +85,7 @@ def _replaced(step: str, what: str, where: Path, mend: str) -> JobError:
 
 def _brought(site_packages: Path) -> Iterator[str]:
     """What in the release's own folder is torch's, each with the distribution that brought it."""
-    owned = set()
+    owned: set[str] = set()
     for found in distributions(path=[str(site_packages)]):
         name = re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower()
         files = [str(file) for file in found.files or () if file.parts[0].partition(".")[0] in _MODULES]
