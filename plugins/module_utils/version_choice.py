@@ -128,18 +128,19 @@ def rejection(version: str, facts: Facts) -> Rejection | None:
 def choose(candidates: Iterable[Candidate], facts: Facts, *, prereleases: bool = False) -> Choice:
     """The newest candidate that nothing rules out; a prerelease only where asked for, or where no other is left."""
     known = {version_key(found.version): found for found in candidates if version_key(found.version)}
-    ordered = [known[key] for key in sorted(known, reverse=True)]
-    fits = {found.version: _unfit(found, facts) or rejection(found.version, facts) for found in ordered}
-    left = [found.version for found in ordered if fits[found.version] is None]
-    final = [version for version in left if not is_prerelease(version)]
-    chosen = next(iter(left if prereleases else final or left), "")
-    passed = ordered[: next((n for n, found in enumerate(ordered) if found.version == chosen), len(ordered))]
+    newest_first = [known[key] for key in sorted(known, reverse=True)]
+    fits = {found.version: _unfit(found, facts) or rejection(found.version, facts) for found in newest_first}
+    order = list(fits) if prereleases else sorted(fits, key=is_prerelease)
+    chosen = next((version for version in order if fits[version] is None), "")
+    tried = order[: order.index(chosen)] if chosen else order
+    newer = list(fits)[: list(fits).index(chosen)] if chosen else []
     early = "a prerelease, and a final version is left"
     return Choice(
         chosen,
         tuple(
-            fits[found.version] or Rejection(found.version, "prerelease", early, "prereleases of that entry is false")
-            for found in passed
+            fits[version] or Rejection(version, "prerelease", early, "prereleases of that entry is false")
+            for version in fits
+            if version in tried or version in newer
         ),
     )
 

@@ -61,9 +61,8 @@ def decide_versions(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any
                 _refuse(plan, version, found.id, found.why, found.floor)
             _there(plan, wishes, wanted, facts)
         if version and facts.compiles and facts.torch and judgement(version, facts.torch).verdict != "refused":
-            plan.decide(
-                f"torch of {wanted['name']}", judgement(version, facts.torch).verdict, told(version, facts.torch)
-            )
+            verdict, _, words = told(version, facts.torch).partition(": ")
+            plan.decide(f"torch of {wanted['name']}", verdict, words)
 
 
 def _refuse(plan: Plan, version: str, constraint: str, why: str, floor: str) -> None:
