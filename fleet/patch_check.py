@@ -23,7 +23,7 @@ from fleet.vllm_sources import Tree
 
 from ansible.module_utils.attention_shape import attention_shape, largest_group  # isort: skip
 from ansible.module_utils.host_plan import Wishes  # isort: skip
-from ansible.module_utils.model_decisions import NO_FLOAT16  # isort: skip
+from ansible.module_utils.version_rules import NO_FLOAT16  # isort: skip
 from ansible.module_utils.model_probe import shape as shape_of  # isort: skip
 from ansible.module_utils.patch_check import NoVerdict, compilers_of, question, run_check  # isort: skip
 from ansible.module_utils.patch_files import write_whole  # isort: skip

@@ -21,7 +21,7 @@ from fleet.errors import FleetError
 from fleet.paths import PROJECT, cache_dir
 from fleet.steps import Steps
 
-from ansible.module_utils.model_decisions import FIRST_BELOW_8  # isort: skip
+from ansible.module_utils.version_rules import FIRST_BELOW_8  # isort: skip
 from ansible.module_utils.patch_files import vllm_version  # isort: skip
 
 NEWEST = "newest"
@@ -127,8 +127,8 @@ def _fetch(client: Path, version: str, tree: Path, kept: re.Pattern[str]) -> Non
         argv = [sys.executable, str(_FILES / "fetch_sdist.py"), "vllm", version, "", str(archive)]
         own = {"PYTHONPATH": str(client), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(argv, env=os.environ | own, capture_output=True, text=True, check=False)
-        if done.returncode:
-            words = " ".join(done.stderr.split())[-300:]
+        if done.returncode or done.stdout:
+            words = " ".join((done.stdout or done.stderr).split())[-300:]
             raise out_of_reach(f"the sdist of vLLM {version} could not be fetched: {words}")
         with tarfile.open(archive) as tar:
             tar.extractall(part, [member for member in tar if kept.fullmatch(member.name)], filter="data")

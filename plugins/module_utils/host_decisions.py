@@ -9,6 +9,7 @@ from ansible.module_utils.driver_decisions import decide_compiler, decide_cuda, 
 from ansible.module_utils.host_plan import MIB, Plan, Wishes, version_pair
 from ansible.module_utils.model_decisions import decide_model, decide_swap
 from ansible.module_utils.published_builds import ARCH_LISTS, VERSIONS, listed
+from ansible.module_utils.version_decisions import decide_versions
 
 
 def _capability(plan: Plan, host: Mapping[str, Any], wishes: Wishes) -> None:
@@ -204,6 +205,7 @@ def make_plan(host: Mapping[str, Any], model: Mapping[str, Any], wishes: Wishes)
         decide_cuda(plan, host, wishes)
         decide_compiler(plan, host)
         decide_model(plan, host, model, wishes)
+        decide_versions(plan, host, model, wishes)
     decide_swap(plan, host, model, wishes)
     _disk(plan, host, model, wishes)
     _index(plan, wishes)

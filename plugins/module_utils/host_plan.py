@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,13 +15,21 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What was asked for. Empty strings and `auto` leave the decision to the host's own facts."""
+    """What was asked for. Empty strings and `auto` leave the decision to the host's own facts.
+
+    `releases` are the entries of `vllm_source_build_releases`; `candidates` what the index or the repository has for an
+    entry, by its name, as Candidates and why it did not answer; `versions_before` what an earlier run chose.
+    """
 
     method: str = "auto"
     capability: str = "auto"
     capabilities: tuple[str, ...] = ()
     cuda: str = ""
-    vllm_versions: tuple[str, ...] = ()
+    releases: tuple[Mapping[str, Any], ...] = ()
+    candidates: Mapping[str, tuple[Sequence[Any], str]] = field(default_factory=dict)
+    versions_before: Mapping[str, str] = field(default_factory=dict)
+    gcc: str = ""
+    rust_toolchain: str = ""
     arguments: tuple[str, ...] = ()
     token_file: str = ""
     swap_margin_mib: int = 1024
@@ -58,6 +66,7 @@ class Plan:
     shared_memory_optin_bytes: int = 0
     weights_bytes: int = 0
     attention: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     decisions: list[dict[str, str]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -85,6 +94,7 @@ class Plan:
             "shared_memory_optin_bytes": self.shared_memory_optin_bytes,
             "weights_bytes": self.weights_bytes,
             "attention": self.attention,
+            "versions": self.versions,
             "decisions": self.decisions,
             "refusals": [{"what": r.what, "where": r.where, "mend": r.mend} for r in self.refusals],
         }

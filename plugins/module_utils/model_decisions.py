@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.attention_shape import attention_shape, largest_group, least_bytes
 from ansible.module_utils.host_plan import MIB, Plan, Wishes, version_pair
+from ansible.module_utils.version_rules import NO_FLOAT16
 
-# vLLM refuses float16 for these (0.32.0, config/model.py), and bfloat16 needs capability 8.0.
-NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
-# The first release that loads a model whose heads differ from layer to layer.
-FIRST_WITH_MIXED_HEADS = "0.27.2"
-# The oldest release whose kernels were compiled for 7.5 and patched; its predecessors' were not looked at.
-FIRST_BELOW_8 = "0.26.0"
 FP8_CAPABILITY = "8.9"
 # What vLLM's --dtype takes for a type (config/model.py).
 _TYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
@@ -30,7 +24,6 @@ def decide_model(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any], 
     _kv_cache(plan, wishes)
     plan.attention = attention_shape(model["attention"], _computed_in(plan, model, wishes), wishes)
     _kernels(plan, model, wishes)
-    _version(plan, model, wishes)
     if plan.below_8 and model["vision"]:
         plan.decide(
             "vision",
@@ -118,12 +111,6 @@ def _dtype(plan: Plan, model: Mapping[str, Any], wishes: Wishes) -> None:
             "vllm_service_arguments",
             f"set --dtype {plan.dtype} in vllm_service_arguments, or leave it out",
         )
-    elif kind in NO_FLOAT16 and asked in ("float16", "half"):
-        plan.refuse(
-            f"--dtype {asked} is asked for, and vLLM refuses {kind} in it as unstable",
-            "vllm_service_arguments",
-            f"set --dtype {'float32' if plan.below_8 else 'auto'} in vllm_service_arguments",
-        )
 
 
 def _kv_cache(plan: Plan, wishes: Wishes) -> None:
@@ -184,27 +171,6 @@ def _kernels(plan: Plan, model: Mapping[str, Any], wishes: Wishes) -> None:
     elif len(fitting) == len(kinds):
         words = f"least shared memory in {dtype}, bytes: {', '.join(fitting)}; the GPU has {limit:,}"
         plan.decide("kernels", "can fit", f"{words}; {later}")
-
-
-def _version(plan: Plan, model: Mapping[str, Any], wishes: Wishes) -> None:
-    floors = []
-    if plan.below_8:
-        floors.append((FIRST_BELOW_8, f"for capability {plan.capability} no older one was patched and compiled"))
-    if len({head for head, *_ in model["attention"]}) > 1:
-        floors.append((FIRST_WITH_MIXED_HEADS, f"{model['model_type']} has heads of several widths"))
-    for version in wishes.vllm_versions:
-        for floor, why in floors:
-            if () < _release(version) < _release(floor):
-                plan.refuse(
-                    f"vLLM {version} is asked for, and {floor} or newer is wanted: {why}",
-                    "vllm_source_build_releases",
-                    f"set a version of {floor} or newer in vllm_source_build_releases",
-                )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """`"0.27.2rc0"` as `(0, 27, 2)`: a candidate counts as its release; empty where it is no version."""
-    return tuple(int(part) for part in re.findall(r"(?:^v?|\.)(\d+)", version.split("+")[0]))
 
 
 def _fit(plan: Plan, host: Mapping[str, Any], model: Mapping[str, Any], wishes: Wishes) -> None:

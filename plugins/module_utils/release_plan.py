@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ansible.module_utils.kernel_choices import identity as identity_of_kernels
 from ansible.module_utils.kernel_choices import wrong_choice
 from ansible.module_utils.records import read_json
 from ansible.module_utils.release_health import damage
+from ansible.module_utils.version_choice import told
 
 # What the plan itself sets in a build's environment, and the variable of the role that decides it.
 DECIDED = {
@@ -41,6 +43,7 @@ class Torch:
     site_packages: str
     version: str
     cuda: str | None
+    arch_list: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,23 @@ def build_id(inputs: dict[str, Any]) -> str:
     """`<distribution>-<version>-<12 hex digits>` over everything that decides the binary."""
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]
     return f"{inputs['distribution']}-{inputs['version']}-{digest}"
+
+
+def resolved(wanted: dict[str, Any], method: str, versions: Mapping[str, str]) -> dict[str, Any]:
+    """An entry with what preflight decided where it leaves method (`auto`) or version (`newest`) open.
+
+    Raises PlanError where no version was chosen for it.
+    """
+    found = {**wanted, "method": method if wanted.get("method", "auto") == "auto" else wanted["method"]}
+    if wanted["version"] == "newest":
+        found["version"] = versions.get(wanted["name"], "")
+    if not found["method"] or not found["version"]:
+        raise PlanError(
+            "preflight decided no version and method for it, and the newest is asked for",
+            f"vllm_source_build_releases: {wanted['name']}",
+            "./runner.py converge --tags preflight",
+        )
+    return found
 
 
 def source_request(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -200,6 +220,7 @@ def plan_release(wanted: dict[str, Any], torch: Torch, host: Host, folders: Fold
         "environment": environment,
         "arch_list": inputs["arch_list"],
         "leave_out": leave_out,
+        "torch_judgement": told(wanted["version"], torch.version) if from_source and cuda else "",
         "rust_frontend": frontend,
         "rust_toolchain": folders.rust_toolchain or source.get("rust_toolchain") or "",
         "source": {**request, **source, "path": str(folders.sources / request["key"])} if from_source else {},
@@ -211,6 +232,7 @@ def plan_release(wanted: dict[str, Any], torch: Torch, host: Host, folders: Fold
             "site_packages": torch.site_packages,
             "version": torch.version,
             "cuda": torch.cuda,
+            "arch_list": list(torch.arch_list),
         },
     }
     return Release(wanted["name"], identity, path, bool(wanted.get("serve")), spec, source)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from ansible.module_utils.host_plan import Wishes
 from ansible.module_utils.host_probe import read_host, torch_cache
 from ansible.module_utils.host_record import differences, stable
 from ansible.module_utils.model_probe import read_model
-from ansible.module_utils.package_index import silence
+from ansible.module_utils.package_index import Answer, ask_index, ask_repository
 from ansible.module_utils.records import read_json
 from ansible.module_utils.refusals import house_form
+from ansible.module_utils.version_decisions import NEWEST
 
 DOCUMENTATION = r"""
 module: vllm_host
@@ -35,7 +37,13 @@ options:
   hub_endpoint: {type: str, default: '', description: Address of the hub that is asked about a model; empty for none.}
   token_file: {type: str, default: '', description: File on the host that holds the hub's token.}
   checkpoint_bytes: {type: int, default: 0, description: Largest file of a checkpoint that cannot be asked for.}
-  vllm_versions: {type: list, elements: str, default: [], description: Versions of vLLM to be installed.}
+  vllm_releases:
+    type: list
+    elements: dict
+    default: []
+    description: Wanted releases, as in C(vllm_source_build_releases); the version C(newest) is chosen here.
+  host_compiler: {type: str, default: '', description: C++ compiler of a CUDA build.}
+  rust_toolchain: {type: str, default: '', description: Rust toolchain that builds are held to.}
   arguments: {type: list, elements: str, default: [], description: Further arguments of vLLM's server.}
   swap_margin_mib: {type: int, default: 1024, description: "Room beside the checkpoint, MiB."}
   swapfile: {type: str, default: '', description: "This project's own swapfile."}
@@ -70,7 +78,7 @@ EXAMPLES = """
     releases: /opt/vllm/releases
 """
 RETURN = """
-plan: {type: dict, returned: always, description: "capability, method, dtype, swap_mib, attention, decisions."}
+plan: {type: dict, returned: always, description: "capability, method, dtype, swap_mib, versions, decisions."}
 recorded: {type: bool, returned: success, description: Whether an earlier run kept a record.}
 differences: {type: list, returned: success, description: "What differs from that record, name, before and now."}
 """
@@ -98,7 +106,9 @@ def main() -> None:
             "hub_endpoint": {"type": "str", "default": ""},
             "token_file": {"type": "str", "default": "", "no_log": False},
             "checkpoint_bytes": {"type": "int", "default": 0},
-            "vllm_versions": {"type": "list", "elements": "str", "default": []},
+            "vllm_releases": {"type": "list", "elements": "dict", "default": []},
+            "host_compiler": {"type": "str", "default": ""},
+            "rust_toolchain": {"type": "str", "default": ""},
             "arguments": {"type": "list", "elements": "str", "default": []},
             "swap_margin_mib": {"type": "int", "default": 1024},
             "swapfile": {"type": "str", "default": ""},
@@ -120,12 +130,17 @@ def main() -> None:
     # A host that holds a release has spent the room that one wants, and has been given its packages.
     installs = not any(Path(p["releases"]).glob("*/release.json"))
     python = host["torch"]["python"] or sys.executable
+    answers = _ask(python, p["vllm_releases"], installs)
     wishes = Wishes(
         method=p["method"],
         capability=p["capability"],
         capabilities=tuple(p["capabilities"]),
         cuda=p["cuda"],
-        vllm_versions=tuple(p["vllm_versions"]),
+        releases=tuple(p["vllm_releases"]),
+        candidates={name: (answer.candidates, answer.error) for name, answer in answers.items()},
+        versions_before=(recorded.get("plan") or {}).get("versions") or {},
+        gcc=_compiler_version(p["host_compiler"]),
+        rust_toolchain=p["rust_toolchain"],
         arguments=tuple(p["arguments"]),
         token_file=p["token_file"],
         swap_margin_mib=p["swap_margin_mib"],
@@ -133,7 +148,9 @@ def main() -> None:
         writes=tuple(p["writes"]),
         disk_enforced=installs,
         kernel_figures=p["kernel_figures"],
-        index_silence=silence(python, "vllm") if installs else ("", ""),
+        index_silence=next(((a.index, a.error) for a in answers.values() if a.index), ("", ""))
+        if installs
+        else ("", ""),
     )
     plan = make_plan(host, model, wishes)
     facts = plan.facts()
@@ -155,6 +172,28 @@ def main() -> None:
         plan=facts,
         ansible_facts={"vllm_host": host, "vllm_plan": facts},
     )
+
+
+def _ask(python: str, releases: list[dict[str, Any]], installs: bool) -> dict[str, Answer]:
+    """What there is of each wanted release, by its name; asked where one is to be chosen or nothing is built yet."""
+    asked: dict[tuple[str, str], Answer] = {}
+    found = {}
+    for entry in releases:
+        distribution, repository = entry["distribution"], entry.get("repository") or ""
+        if installs or entry["version"] == NEWEST:
+            if (distribution, repository) not in asked:
+                answer = ask_repository(repository) if repository else ask_index(python, distribution)
+                asked[distribution, repository] = answer
+            found[entry["name"]] = asked[distribution, repository]
+    return found
+
+
+def _compiler_version(compiler: str) -> str:
+    try:
+        argv = [compiler, "-dumpfullversion", "-dumpversion"]
+        return subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _text(record: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.records import read_json
-from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release
+from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release, resolved
 
 DOCUMENTATION = r"""
 module: vllm_release
@@ -42,7 +43,8 @@ options:
     required: true
     description: >-
       What builds work with: cuda_home, host_compiler, rust_home, rust_toolchain, cache, cache_environment, jobs,
-      mib_per_job, memory, need, store.
+      mib_per_job, memory, need, store, only_source (leave wheels to other hosts); and method and versions (by name),
+      which hold where an entry leaves them open.
   wait_seconds: {type: int, default: 15, description: "Longest wait of one call, seconds."}
   since:
     type: float
@@ -144,13 +146,18 @@ class Releases:
     def planned(self) -> list[Release]:
         """All wanted releases, as the host stands now."""
         found = self.p["torch"]
-        torch = Torch(found["python"], found["site_packages"], found["version"], found.get("cuda"))
+        arches = tuple(found.get("arch_list") or ())
+        torch = Torch(found["python"], found["site_packages"], found["version"], found.get("cuda"), arches)
         python = Path(found["site_packages"]).parent.name.removeprefix("python")
         host = Host(platform.machine(), ".".join(python.split(".")[:2]), self.p["arch_list"])
         folders = Folders(self.folders["root"], self.folders["sources"], self.p["build"]["rust_toolchain"])
         try:
             _check_cache(self.p["build"].get("cache_environment") or {})
-            releases = [plan_release(wanted, torch, host, folders) for wanted in self.p["releases"]]
+            decided = (self.p["build"].get("method", ""), self.p["build"].get("versions") or {})
+            wishes = [resolved(wanted, *decided) for wanted in self.p["releases"]]
+            if self.p["build"].get("only_source"):
+                wishes = [wanted for wanted in wishes if wanted["method"] == "source"]
+            releases = [plan_release(wanted, torch, host, folders) for wanted in wishes]
             names = [release.name for release in releases]
             for name in names:
                 if names.count(name) > 1:
@@ -227,6 +234,8 @@ class Releases:
             what = status.get("what") or release.damage or "the unit ended without saying why (killed?)"
             where = status.get("where") or str(home / "build.log")
             mend = status.get("mend") or "converge again; it goes on with what is there"
+            if status.get("refused"):
+                _take_back(home)
             self.module.fail_json(
                 msg=f"vllm_source_build: {release.name}: {failure}: {what}\n"
                 f"  where: {platform.node()} {where}\n  mend:  {mend}",
@@ -318,6 +327,12 @@ def _describe(release: Release) -> dict[str, Any]:
 def _unit_name(wanted: str) -> str:
     """A version's + is no character for a unit."""
     return re.sub(r"[^A-Za-z0-9:_.-]", "_", wanted)
+
+
+def _take_back(home: Path) -> None:
+    """Removes the folder of a job that was refused, but for one in which an earlier one has made something."""
+    if not any((home / name).exists() for name in ("dist", "tree", "wheelhouse", "source.json")):
+        shutil.rmtree(home)
 
 
 def _active(unit: str) -> bool:

@@ -73,15 +73,17 @@ class Index:
             server.server_close()
 
 
-def wheel(name: str, version: str) -> bytes:
-    """A wheel with one module that knows its version."""
+def wheel(name: str, version: str, files: dict[str, str] | None = None) -> bytes:
+    """A wheel of these files; by default of one module that knows its version."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
         info = f"{name}-{version}.dist-info"
-        file.writestr(f"{name}.py", f"version = {version!r}\n")
+        files = files or {f"{name}.py": f"version = {version!r}\n"}
+        for path, text in files.items():
+            file.writestr(path, text)
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{info}/RECORD", "")
+        file.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in files))
     return packed.getvalue()
 
 

@@ -31,7 +31,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
             wheel.write(file, f"vllm/{file.name}")
         wheel.writestr("vllm/environment.txt", "\\n".join(f"{k}={v}" for k, v in sorted(os.environ.items())))
         info = f"vllm-{version}.dist-info"
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {version}\\n")
+        needs = "".join(f"Requires-Dist: {name}\\n" for name in os.environ.get("BUILD_NEEDING", "").split())
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {version}\\n{needs}")
         kind = "Root-Is-Purelib: true\\nTag: py3-none-any"
         wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\\nGenerator: x\\n{kind}\\n")
         wheel.writestr(f"{info}/RECORD", "")
@@ -55,6 +56,8 @@ class Site:
         self.payload.mkdir(parents=True)
         self.payload.joinpath("__init__.py").write_text("")
         self.rust_home = folder / "rust"
+        self.requires: list[str] = []
+        self.backend = BACKEND
 
     def build(self, **more: Any) -> Build:
         """A build of the source as it stands, from an sdist without .git."""
@@ -63,9 +66,9 @@ class Site:
         (tree / "tools" / "use_existing_torch.py").write_text("")
         (tree / "setup.py").write_text("import os\nos.getenv('VLLM_USE_THIS')\nos.environ.get('CMAKE_ARGS')\n")
         (tree / "CMakeLists.txt").write_text("if(X)\nendif()\n")
-        (tree / "backend.py").write_text(BACKEND)
+        (tree / "backend.py").write_text(self.backend)
         (tree / "pyproject.toml").write_text(
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            f'[build-system]\nrequires = {json.dumps(self.requires)}\nbuild-backend = "backend"\nbackend-path = ["."]\n'
             '[project]\nname = "vllm"\ndynamic = ["version"]\n'
         )
         source = self.folder / "sources" / "vllm-0.33.0"

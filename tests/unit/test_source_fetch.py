@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,12 @@ from typing import Any
 import pytest
 from build_release import Build
 from fetch_source import Fetch
+
+from fleet import vllm_sources
+from fleet.progress import terminal
+from fleet.steps import Durations, Steps
+from tests.unit.package_indexes import Index
+from tests.unit.package_indexes import sdist as packed
 
 TOOLCHAIN = '[toolchain]\nchannel = "1.95"\n'
 
@@ -72,6 +79,7 @@ def build_of(path: Path, build_id: str = "b1") -> Build:
         "build_id": build_id,
         "path": str(path.parent / "release"),
         "method": "source",
+        "torch": {"site_packages": str(path.parent / "ami")},
     }
     record = path.with_name("source.json")
     found["source"] |= json.loads(record.read_text())
@@ -101,7 +109,8 @@ def test_a_branch_of_the_tags_name_does_not_take_its_place(tmp_path: Path, repos
     git(repository, "branch", "v0.40.0")
     found = fetch(spec(tmp_path, git_source(repository, tag="v0.40.0")))
     assert (found["state"], found["source"]) == ("failed", None)
-    assert "refs/tags/v0.40.0" in found["what"]
+    assert found["what"] == f"file://{repository} has no tag v0.40.0; its newest are v0.32.0, v0.31.0"
+    assert found["refused"]
     assert found["mend"].startswith(f"git ls-remote --tags file://{repository}")
 
 
@@ -182,6 +191,32 @@ def test_an_sdist_of_another_version_or_without_a_toolchain(tmp_path: Path, monk
     assert found["what"] == "the sdist says version 0.31.0, and 0.32.0 is wanted"
     found = fetch(sdist_spec(tmp_path, sdist(tmp_path, "0.32.0", toolchain=False), monkeypatch))
     assert found["source"]["rust_toolchain"] == ""
+
+
+def test_an_sdist_that_the_index_does_not_have_names_those_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(tmp_path / "index", monkeypatch)
+    for version in ("0.31.0", "0.32.0", "0.33.0", "0.9.0"):
+        index.add("vllm", f"vllm-{version}.tar.gz", packed(version, {}))
+    index.add("vllm", "vllm-0.34.0-py3-none-any.whl", b"")
+    client = vllm_sources._index_client(Steps(terminal(stderr=True), Durations(), "test"))
+    monkeypatch.setattr(Fetch, "make_tools", lambda _self: None)
+    (tmp_path / "tools" / "bin").mkdir(parents=True)
+    python = tmp_path / "tools" / "bin" / "python"
+    config = f"PIP_CONFIG_FILE=/dev/null PIP_INDEX_URL=file://{index.folder}/simple PYTHONPATH={client}"
+    python.write_text(f'#!/bin/sh\n{config} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    source = {"kind": "sdist", "key": "vllm-0.34.0", "distribution": "vllm", "version": "0.34.0", "digest": ""}
+    found = fetch(spec(tmp_path, source))
+    has = "the package index has no sdist of vllm 0.34.0; its newest are 0.33.0, 0.32.0, 0.31.0"
+    assert (found["what"], found["refused"], found["source"]) == (has, True, None)
+    # CASES: a file that is not the one that was written down is refused, too.
+    other = {**source, "key": "vllm-0.33.0", "version": "0.33.0", "digest": "0" * 64}
+    found = fetch(spec(tmp_path, other))
+    assert "sha256" in found["what"].lower() or "hash" in found["what"].lower()
+    assert (found["refused"], found["source"]) == (True, None)
+    assert not (tmp_path / "sources" / "vllm-0.33.0" / "sdist.tar.gz").exists()
 
 
 def test_git_that_is_not_installed_is_told(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

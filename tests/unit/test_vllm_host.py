@@ -40,7 +40,8 @@ class Host:
         known = {
             "host": "one", "method": "wheel", "capability": "7.5", "capabilities": ["7.5"], "cuda": "",
             "torch_prefixes": [], "model": NAME, "hub_endpoint": "", "token_file": "", "checkpoint_bytes": 0,
-            "vllm_versions": [], "arguments": [], "swap_margin_mib": 1024, "swapfile": "", "writes": [],
+            "vllm_releases": [], "host_compiler": "", "rust_toolchain": "",
+            "arguments": [], "swap_margin_mib": 1024, "swapfile": "", "writes": [],
             "kernel_figures": {"capabilities": {}},
             "releases": str(self.state / "releases"), "state": str(self.state),
         }  # fmt: skip
@@ -173,11 +174,12 @@ def test_a_silent_index_is_refused_before_a_first_release_and_no_matter_after(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    refused = host.run()
+    wanted = [{"name": "a", "distribution": "vllm", "version": "0.33.0"}]
+    refused = host.run(vllm_releases=wanted)
     assert refused["refused"]
     assert "the package index http://127.0.0.1:1/simple cannot be reached" in refused["msg"]
     assert not host.state.exists()
     record = host.state / "releases" / "one" / "release.json"
     record.parent.mkdir(parents=True)
     record.touch()
-    assert "refused" not in host.run()
+    assert "refused" not in host.run(vllm_releases=wanted)

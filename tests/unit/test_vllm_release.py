@@ -73,6 +73,7 @@ class Host:
             path = self.upstream / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+        self.decided: dict[str, Any] = {}
         git(self.upstream, "init", "-q")
         self.release()
 
@@ -104,6 +105,7 @@ class Host:
             },
             "build": {
                 "store": self.store,
+                **self.decided,
                 "cuda_home": "/nowhere/cuda", "host_compiler": "/nowhere/g++", "rust_home": "/nowhere/rust",
                 "rust_toolchain": "", "jobs": 0, "mib_per_job": 0, "memory": MEMORY, "cache_environment": {},
                 "cache": str(self.folder / "cache"), "need": {"source": {"empty": need, "cuda": need}},
@@ -259,3 +261,25 @@ def test_refusals_are_marked(host: Host, entries: list[dict[str, Any]], words: s
     failed = host.ask("built", *[host.entry(**entry) for entry in entries])
     assert failed["msg"].startswith(f"vllm_source_build: {words}")
     assert failed["refused"]
+    assert not list(host.folder.glob("builds/*"))
+    assert not list(host.folder.glob("sources/*/tree"))
+
+
+def test_a_tag_that_does_not_exist_names_the_newest_and_leaves_no_folder(host: Host) -> None:
+    failed = host.ask("fetched", host.entry(version="0.34.0"))
+    upstream = f"file://{host.upstream}"
+    assert failed["msg"].startswith(
+        f"vllm_source_build: a: its source was not fetched: {upstream} has no tag v0.34.0; its newest are v0.33.0\n"
+    )
+    assert failed["refused"]
+    assert not list(host.folder.glob("sources/*"))
+
+
+def test_what_the_entry_leaves_open_is_what_preflight_decided(host: Host) -> None:
+    wanted = host.entry(version="newest", method="auto")
+    failed = host.ask("planned", wanted)
+    assert "preflight decided no version and method for it" in failed["msg"]
+    assert failed["refused"]
+    host.decided = {"method": "source", "versions": {"a": "0.33.0"}}
+    same = host.ask("planned", host.entry())["releases"]
+    assert host.ask("planned", wanted)["releases"] == same

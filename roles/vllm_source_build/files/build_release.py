@@ -27,17 +27,12 @@ import host_pip_config
 import loadable_kernels
 from job import JobError, started, write_whole
 from store_stages import StoreStages
+from torch_guard import TorchGuard
 
 # The Rust front end as setuptools-rust installs it (vLLM's tools/build_rust.py, target vllm.vllm-rs).
 RUST_FRONTEND = "vllm/vllm-rs"
 _MIB = 1024 * 1024
 _EXPECTED_TORCH = re.compile(r"Pytorch version \S+ expected for \w+ build, saw \S+ instead")
-_PROBE = """
-import importlib.metadata as m, json, torch
-wanted = json.loads(%r)
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "file": torch.__file__,
-    "version": m.version(wanted["distribution"])}))
-"""
 
 
 class Build(StoreStages):
@@ -48,6 +43,8 @@ class Build(StoreStages):
         self.from_source = self.spec["method"] == "source"
         self.compiles_cuda = self.from_source and self.spec["target_device"] == "cuda"
         self.kernels = loadable_kernels.Decided()
+        self.unpacked = False
+        self.torch = TorchGuard(self.spec["torch"], self.ask)
 
     def run(self) -> None:
         """Runs all stages, with the source held where there is one."""
@@ -103,6 +100,12 @@ class Build(StoreStages):
                 where = ", ".join(map(str, together))
                 raise JobError(" and ".join(short), where, f"free room or grow the volume: df -h {where}", refused=True)
 
+    def take_back(self) -> None:
+        """A refusal leaves no source behind that this run unpacked."""
+        if self.unpacked:
+            self.tree_stamp.unlink(missing_ok=True)
+            shutil.rmtree(self.tree, ignore_errors=True)
+
     def unpack(self) -> None:
         """A copy of the source to build in, always at the same place, so that a compiler cache sees the same paths.
 
@@ -115,6 +118,7 @@ class Build(StoreStages):
             return
         self.tree_stamp.unlink(missing_ok=True)
         shutil.rmtree(self.tree, ignore_errors=True)
+        self.unpacked = True
         self.unpack_into_tree(source, digest)
         write_whole(self.tree_stamp, mine)
 
@@ -174,6 +178,7 @@ class Build(StoreStages):
         self.release.parent.mkdir(parents=True, exist_ok=True)
         self.uv("venv", "-q", "--python", self.spec["torch"]["python"], str(self.release))
         self.site_packages.joinpath("ami_torch.pth").write_text(self.spec["torch"]["site_packages"] + "\n")
+        self.torch.judge("make_environment", self.site_packages)
 
     def build_wheel(self) -> None:
         """Builds the wheel in the copy of the source, against the AMI's torch, without build isolation."""
@@ -189,6 +194,7 @@ class Build(StoreStages):
         requires = tomllib.loads((self.tree / "pyproject.toml").read_text())["build-system"]["requires"]
         if requires:
             self.pip_install(*requires)
+            self.torch.judge("build_requirements", self.site_packages)
         shutil.rmtree(self.home / "dist", ignore_errors=True)
         jobs = build_environment.jobs_of(self.spec) if self.compiles_cuda else 1
         environment = build_environment.build_environment(
@@ -206,6 +212,7 @@ class Build(StoreStages):
             "--out-dir", str(self.home / "dist"), str(self.tree), env=environment,
             mend=f"tail -50 {self.log_path}",
         )  # fmt: skip
+        self.torch.judge("build_wheel", self.site_packages)
 
     def rust_environment(self) -> dict[str, str]:
         """The toolchain by name, so that rustup neither guesses nor downloads another."""
@@ -228,19 +235,13 @@ class Build(StoreStages):
             self.pip_install(str(next((self.home / "dist").glob("*.whl"))))
         else:
             self.pip_install(f"{self.spec['distribution']}=={self.spec['version']}")
+        self.torch.judge("install", self.site_packages)
 
     def check(self) -> None:
         """What was asked for is there: torch still the AMI's, the version, libraries, device code, the front end."""
-        probe = _PROBE % json.dumps({"distribution": self.spec["distribution"]})
-        self.found = json.loads(self.command([str(self.python), "-c", probe], capture=True).splitlines()[-1])
-        wanted = self.spec["torch"]
-        if not self.found["file"].startswith(wanted["site_packages"]) or self.found["torch"] != wanted["version"]:
-            raise JobError(
-                f"TORCH_REPLACED: torch {self.found['torch']} from {self.found['file']} is seen, and the AMI's "
-                f"{wanted['version']} is wanted",
-                str(self.release),
-                f"remove {self.release} and converge again; name the package that brought torch in a bug report",
-            )
+        name = self.spec["distribution"]
+        version = self.ask(f"import importlib.metadata; print(importlib.metadata.version({name!r}))").split()[-1]
+        self.found = {**self.torch.judge("check", self.site_packages), "version": version}
         if self.found["version"].split("+")[0] != self.spec["version"]:
             raise JobError(
                 f"version {self.found['version']} was built and {self.spec['version']} is wanted",
@@ -288,7 +289,8 @@ class Build(StoreStages):
         """The release's record, last of all: with it the release exists."""
         with self.log_path.open() as log:
             log.seek(self.log_began)
-            self.warnings += sorted(set(_EXPECTED_TORCH.findall(log.read())))
+            judged = self.spec.get("torch_judgement") or "no judgement is known"
+            self.warnings += [f"{line}: {judged}" for line in sorted(set(_EXPECTED_TORCH.findall(log.read())))]
         keys = ("name", "build_id", "method", "distribution", "target_device", "inputs")
         record = {
             **{key: self.spec[key] for key in keys},
@@ -325,6 +327,10 @@ class Build(StoreStages):
     def tree_stamp(self) -> Path:
         """Which build the tree is whole for, beside it."""
         return self.tree.with_name("tree.json")
+
+    def ask(self, program: str) -> str:
+        """What a program text prints, run by the release's Python."""
+        return self.command([str(self.python), "-c", program], capture=True)
 
     @property
     def tree(self) -> Path:

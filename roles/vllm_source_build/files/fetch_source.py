@@ -49,13 +49,21 @@ class Fetch(Job):
     def fetch_sdist(self, archive: Path) -> tuple[str, str]:
         """The sdist as a file; its sha256 and its rust-toolchain.toml."""
         request = self.request
-        self.command(
+        lack = self.command(
             [
                 str(self.tools / "bin/python"), str(LIB / "fetch_sdist.py"), request["distribution"],
                 request["version"], request["digest"], str(archive),
             ],
-            mend="check the version, its sha256 and the package index (pip config list)",
+            capture=True,
+            mend="check the package index that pip is configured with (pip config list), then converge again",
         )  # fmt: skip
+        if lack.strip():
+            raise JobError(
+                lack.strip(),
+                f"vllm_source_build_releases: {request['distribution']} {request['version']}",
+                "set version and sha256 in that entry to what the index has, or version: newest",
+                refused=True,
+            )
         with tarfile.open(archive) as tar:
             content = {member.name.partition("/")[2]: tar.extractfile(member) for member in tar if _is_told(member)}
             texts = {name: file.read().decode() for name, file in content.items() if file}
@@ -73,6 +81,7 @@ class Fetch(Job):
         """A shallow clone of the tag in a fixed folder; its commit and its rust-toolchain.toml."""
         request = self.request
         shutil.rmtree(checkout, ignore_errors=True)
+        self.check_tag()
         tag = f"refs/tags/{request['tag']}"
         git = ["git", "-C", str(checkout)]
         self.command(["git", "init", "-q", str(checkout)])
@@ -89,9 +98,27 @@ class Fetch(Job):
                 f"tag {request['tag']} is commit {commit}, and {request['digest']} is wanted",
                 request["repository"],
                 "ask its maintainers why the tag moved, then set commit in vllm_source_build_releases",
+                refused=True,
             )
         toolchain = checkout / "rust-toolchain.toml"
         return commit, toolchain.read_text() if toolchain.is_file() else ""
+
+    def check_tag(self) -> None:
+        """The repository has the tag; else its newest ones are named."""
+        repository, tag = self.request["repository"], self.request["tag"]
+        listing = self.command(
+            ["git", "ls-remote", "--tags", "--refs", "--sort=-version:refname", repository],
+            capture=True,
+            mend=f"git ls-remote --tags {repository}; set repository and tag in vllm_source_build_releases",
+        )
+        tags = [line.partition("refs/tags/")[2] for line in listing.splitlines()]
+        if tag not in tags:
+            raise JobError(
+                f"{repository} has no tag {tag}; its newest are {', '.join(tags[:3]) or 'none at all'}",
+                f"vllm_source_build_releases: {self.request['version']}",
+                f"git ls-remote --tags {repository}; set repository and tag in vllm_source_build_releases",
+                refused=True,
+            )
 
 
 def _is_told(member: tarfile.TarInfo) -> bool:

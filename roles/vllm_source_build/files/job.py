@@ -80,6 +80,8 @@ class Job:
             self._at = {"stage": "done", "number": len(stages), "of": len(stages)}
             self.status("done")
         except JobError as error:
+            if error.refused:
+                self.take_back()
             told = {"what": error.what, "where": error.where, "mend": error.mend}
             self.status("failed", **told, refused=error.refused, kind=error.kind)
             raise SystemExit(1) from error
@@ -105,6 +107,9 @@ class Job:
         """Adds to what the status says of the stage that runs."""
         self._at |= found
         self.status("running")
+
+    def take_back(self) -> None:
+        """Undoes what was done before the job was refused."""
 
     def status(self, state: str, **more: Any) -> None:
         """Writes the status file whole."""

@@ -18,9 +18,8 @@ from typing import Any
 
 import host_pip_config
 from job import Job, JobError, write_whole
+from torch_guard import AMI_OWNED
 
-# What the AMI's own environment provides; a resolver that never sees these cannot replace them.
-AMI_OWNED = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
 _COMPILING = (
     "unpack", "check_source", "check_toolchain", "make_environment", "build_wheel", "check_architectures",
     "gather",
