@@ -39,7 +39,7 @@ def patch_matrix(
 
 @app.command("build")
 def build_parts(yes: Yes = False) -> None:
-    """Count what a build compiles, time it with a warm compiler cache, build for five hosts; exit code 1 for a missed goal."""
+    """Count what a build compiles, build with a warm cache and for five hosts; exit code 1 for a missed goal."""
     del yes
     console = terminal()
     steps = Steps(console, Durations(), "bench")

@@ -32,7 +32,7 @@ import loadable_kernels  # noqa: E402
 _FETCHED = ("TRITON_KERNELS", "DEEPSELECT", "FMHA_SM100", "FLASHMLA", "FLASHKDA", "TML_FA4")
 _FETCHED_BY_VARIABLE = ("DEEPGEMM_SRC_DIR", "QUTLASS_SRC_DIR")
 # What a trimmed toolkit lacks and CMake links by name: empty libraries of these names do, since a module may leave
-# symbols open.
+# symbols open. It must name them all the same, or it does not load beside a real driver: hence --no-as-needed.
 _LINKED = {"CUDA_cuda_driver_LIBRARY": "libcuda.so.1", "CUDA_nvrtc_LIBRARY": "libnvrtc.so.13"}
 
 
@@ -80,6 +80,7 @@ def configure(site: Site, arch_list: str, arguments: list[str], jobs: int = 1) -
         argv = [site.host_compiler, "-shared", f"-Wl,-soname,{name}", "-o", str(library), "-x", "c++", os.devnull]
         subprocess.run(argv, check=True)
         linked.append(f"-D{variable}={library}")
+    linked.append("-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--no-as-needed")
     fetched = [f"-DFETCHCONTENT_SOURCE_DIR_{name}={empty}" for name in _FETCHED]
     argv = [
         "cmake", str(site.tree), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DVLLM_TARGET_DEVICE=cuda",

@@ -118,9 +118,11 @@ JUDGEMENTS = (
         _FIELD,
     ),
     Judgement(
-        "0.33.0", "0.33.0", "2.12", "2.13", "unknown",
-        "its extensions ask for libtorch's stable ABI of 2.11 (TORCH_TARGET_VERSION), and nobody has shown it serving",
-        "2026-12-02", "CMakeLists.txt of 0.33.0",
+        "0.33.0", "0.33.0", "2.12", "2.13", "compiles",
+        "its 67 units for 7.5 compile with torch 2.12.0's headers and nvcc 13.0.88; without int8_scaled_mm's, what was "
+        "linked of them loads in torch 2.12.0+cu130, and vLLM, its Triton attention and Gemma 4 import; nobody has "
+        "shown it serving",
+        "2026-12-02", "docs/evidence.md",
     ),
     Judgement("0.26.0", "0.26.0", "2.11", "2.12", "proven", _PINNED, "2026-12-02", "requirements/cuda.txt"),
     Judgement("0.27.0", "0.32.0", "2.13", "2.14", "proven", _PINNED, "2026-12-02", "requirements/cuda.txt"),

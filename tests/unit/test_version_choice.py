@@ -147,6 +147,7 @@ def test_versions_with_the_same_reason_are_told_together() -> None:
         ("0.27.2rc0", "2.12.0+cu132", "proven"), ("0.26.0", "2.12.0+cu132", "compiles"), ("0.33.0", "2.14.0", "proven"),
         ("0.32.0", "2.13.0", "proven"), ("0.26.0", "2.11.0", "proven"), ("0.33.0", "2.7.0+cu128", "refused"),
         ("0.31.0", "2.12.0", "unknown"), ("0.40.0", "2.12.0", "unknown"), ("main", "2.12.0", "unknown"),
+        ("0.33.0", "2.12.0+cu132", "compiles"),
     ],
 )  # fmt: skip
 def test_what_is_known_of_a_pair_is_told(version: str, on: str, verdict: str) -> None:
