@@ -196,11 +196,11 @@ def test_an_sdist_of_another_version_or_without_a_toolchain(tmp_path: Path, monk
 def test_an_sdist_that_the_index_does_not_have_names_those_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    client = vllm_sources._index_client(Steps(terminal(stderr=True), Durations(), "test"))
     index = Index(tmp_path / "index", monkeypatch)
     for version in ("0.31.0", "0.32.0", "0.33.0", "0.9.0"):
         index.add("vllm", f"vllm-{version}.tar.gz", packed(version, {}))
     index.add("vllm", "vllm-0.34.0-py3-none-any.whl", b"")
-    client = vllm_sources._index_client(Steps(terminal(stderr=True), Durations(), "test"))
     monkeypatch.setattr(Fetch, "make_tools", lambda _self: None)
     (tmp_path / "tools" / "bin").mkdir(parents=True)
     python = tmp_path / "tools" / "bin" / "python"
