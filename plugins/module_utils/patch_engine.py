@@ -21,7 +21,9 @@ class Edit:
     `target` is relative to site-packages, `scope` the dotted name of a function in it. With `names`, `block` goes,
     indented as the function's body is, after the last top-level statement of the function that assigns any of them.
     Each of `names` must be assigned exactly once on its own (from a call of `from_call`, where one is given) and read
-    further down. Without `names`, `block` goes before the function itself. Each of `needs` must be known at that place.
+    further down. With `until`, what comes from that name's own assignment on does not count: another platform may
+    assign again there. Without `names`, `block` goes before the function itself. Each of `needs` must be known at that
+    place.
     """
 
     target: str
@@ -30,6 +32,7 @@ class Edit:
     names: tuple[str, ...] = ()
     from_call: str = ""
     needs: tuple[str, ...] = ()
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,13 @@ def _last_assignment(function: ast.FunctionDef, edit: Edit) -> int:
         origins = [s for s in body if _is_assignment(s, name, edit.from_call)]
         if len(origins) != 1:
             raise Conflict(f"{name} = {call} stands {len(origins)} times, and once is wanted")
-    after: int = max(index for index, statement in enumerate(body) if _assigns(statement, edit.names))
+    ends = [index for index, statement in enumerate(body) if edit.until and _is_assignment(statement, edit.until, "")]
+    if edit.until and len(ends) != 1:
+        raise Conflict(f"{edit.until} = ... stands {len(ends)} times, and once is wanted")
+    before = body[: ends[0]] if ends else body
+    after: int = max((i for i, statement in enumerate(before) if _assigns(statement, edit.names)), default=-1)
+    if after < 0:
+        raise Conflict(f"{edit.names[0]} is not assigned before {edit.until}, and the patch needs it")
     arguments = function.args
     known = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     _know(edit, known | {name for statement in body[: after + 1] for name in _bound(statement)}, edit.names[0])

@@ -10,7 +10,7 @@ from ansible.module_utils.patch_engine import Edit, Patch
 ATTENTION = "vllm/v1/attention/ops/triton_unified_attention.py"
 FLEX = "vllm/v1/attention/backends/flex_attention.py"
 # Every version on the package index from the first on whose sources were read.
-_SHOWN_ON = ("0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
+_SHOWN_ON = ("0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0", "0.34.0")
 
 # Below 8.0 Triton stages operands as float32 whatever their type, hence 4 bytes; the compiler has the last word. A
 # device that does not tell its limit gets the smallest tile. 8-bit types need a tile of 32.
@@ -113,6 +113,8 @@ def patches(shapes: Sequence[Shape]) -> tuple[Patch, ...]:
                     scope="unified_attention",
                     block=_ROWS,
                     names=("BLOCK_M", "BLOCK_Q"),
+                    # From 0.34.0 on AMD's cards get other shapes further down.
+                    until="total_num_q_blocks",
                     needs=("q", "head_size", "num_queries_per_kv", "max_seqlen_q", "launch_num_warps"),
                 ),
                 Edit(
@@ -120,6 +122,7 @@ def patches(shapes: Sequence[Shape]) -> tuple[Patch, ...]:
                     scope="unified_attention",
                     block=_TILES,
                     names=("TILE_SIZE_PREFILL", "TILE_SIZE_DECODE"),
+                    until="use_3d",
                     from_call="_get_tile_size",
                     needs=("q", "head_size", "BLOCK_M", "_fleet_launch"),
                 ),

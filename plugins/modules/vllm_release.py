@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.patch_foresight import conflict
+from ansible.module_utils.patch_registry import patches
 from ansible.module_utils.records import read_json
 from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release, resolved
 
@@ -195,9 +197,22 @@ class Releases:
                 return progress
         home = self.folders["builds"] / release.build_id
         unit = f"vllm-build-{release.build_id}"
+        if not _active(_unit_name(unit)):
+            self.refuse_unpatchable(release)
         return self.advance(
             release, home, unit, "build_release.py", lambda: release.record is not None, "it was not built"
         )
+
+    def refuse_unpatchable(self, release: Release) -> None:
+        """A release that the kernel patch will not fit is not worth its hour of compiling."""
+        found = conflict(release.spec, patches(()))
+        if found:
+            self.module.fail_json(
+                msg=f"vllm_source_build: {release.name}: {found}\n"
+                f"  where: {platform.node()} {release.spec['source']['path']}\n"
+                f"  mend:  set its version to one that the patch is known to fit: {', '.join(patches(())[0].shown_on)}",
+                refused=True,
+            )
 
     def unpublished(self, release: Release) -> bool:
         """Whether the release was built here while the store was away, and its wheels still wait for it."""

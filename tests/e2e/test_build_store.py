@@ -96,7 +96,7 @@ def test_a_host_installs_where_there_is_no_index() -> None:
 
 
 def test_of_hosts_that_race_one_dies_building_and_another_builds() -> None:
-    words = [*asked(environment={"ANOTHER_BUILD": "1"}), "-e", "vllm_source_build_lock_seconds=10"]
+    words = [*asked(environment={"MAX_JOBS": "1"}), "-e", "vllm_source_build_lock_seconds=10"]
     # The first host has lost its GPU above.
     words += ["-e", "preflight_capability=7.5"]
     argv = [sys.executable, "-m", "fleet", "converge", "--json", *words]

@@ -51,9 +51,26 @@ def test_a_block_that_would_land_elsewhere_is_a_conflict(monkeypatch: pytest.Mon
         patched(SOURCE.replace("launch_num_warps = None", "launch_num_warps = None  # \x0c\x0c\x0c\x0c\x0c"))
 
 
+def test_what_another_platform_sets_later_moves_no_block() -> None:
+    # As vLLM 0.34.0 does for AMD's cards, behind the choice of the kernel.
+    later = "    if k == 1:\n        BLOCK_M, TILE_SIZE_PREFILL = 64, 32\n        BLOCK_Q = BLOCK_M\n    kernel("
+    source = SOURCE.replace("    kernel(", later)
+    assert later in source
+    assert patched(source) == patched(SOURCE).replace("    kernel(", later)
+    assert tiles(patched(source), (7, 5), 65536, 512) == {"prefill": 16, "reduce": 16}
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
+        (SOURCE.replace("    use_3d = not use_td\n", ""), "use_3d = ... stands 0 times"),
+        (SOURCE.replace("    use_3d = not", "    use_3d = True\n    use_3d = not"), "use_3d = ... stands 2 times"),
+        (
+            SOURCE.replace("    BLOCK_M = 16 if", "    total_num_q_blocks = 1\n    BLOCK_M = 16 if").replace(
+                "    total_num_q_blocks = 100 // BLOCK_Q\n", ""
+            ),
+            "BLOCK_M is not assigned before total_num_q_blocks",
+        ),
         (SOURCE.replace("def unified_attention", "def unified_attention_v2"), "function unified_attention stands 0"),
         (SOURCE + SOURCE, "function unified_attention stands 2"),
         (SOURCE.replace("TILE_SIZE_DECODE = _get", "TILE_D = _get"), "TILE_SIZE_DECODE = _get_tile_size(...) stands 0"),
@@ -68,7 +85,7 @@ def test_a_block_that_would_land_elsewhere_is_a_conflict(monkeypatch: pytest.Mon
         (SOURCE.replace("TILE_SIZE=TILE_SIZE_DECODE", "TILE_SIZE=16"), "TILE_SIZE_DECODE is not read"),
         (SOURCE[: SOURCE.index("min(TILE_SIZE_DECODE")] + "min(", "no whole Python file"),
         (SOURCE + "\0", "no whole Python file"),
-        (SOURCE.replace("    kernel(", "    TILE_SIZE_DECODE += 0; kernel("), "starts on the same line"),
+        (SOURCE.replace("    use_3d = not", "    TILE_SIZE_DECODE += 0; use_3d = not"), "starts on the same line"),
         (SOURCE.replace("return 32 if is_prefill else 16\n\n\ndef", "return 16\nx = 1\nx; \\\ndef"), "no whole Python"),
     ],
 )

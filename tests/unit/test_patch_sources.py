@@ -27,6 +27,7 @@ def unified_attention(q, k, head_size, num_queries_per_kv, max_seqlen_q):
     if use_td:
         TILE_SIZE_PREFILL = min(TILE_SIZE_PREFILL, 16)
         TILE_SIZE_DECODE = min(TILE_SIZE_DECODE, 16)
+    use_3d = not use_td
     kernel(BLOCK_M, total_num_q_blocks, launch_num_warps, TILE_SIZE=TILE_SIZE_PREFILL)
     reduce_segments(TILE_SIZE=TILE_SIZE_DECODE)
 """

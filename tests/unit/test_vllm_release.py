@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.patch_registry import ATTENTION
 
 from fleet.paths import PROJECT
 from plugins.modules import vllm_release
 from plugins.modules.vllm_release import Releases
 from tests.unit.object_store import BUCKET, object_store
 from tests.unit.test_build_release import BACKEND, MEMORY, ROOM
+from tests.unit.test_patch_sources import SOURCES
 from tests.unit.test_source_fetch import git
 
 LIB = PROJECT / "roles" / "vllm_source_build" / "files"
@@ -66,6 +68,7 @@ class Host:
             "tools/use_existing_torch.py": "",
             "setup.py": "",
             "CMakeLists.txt": "",
+            **SOURCES,
             "backend.py": BACKEND,
             "rust-toolchain.toml": '[toolchain]\nchannel = "1.95"\n',
             "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
@@ -250,6 +253,10 @@ def test_what_the_store_has_missed_is_published_when_it_is_back(host: Host, monk
             "a: it was not built: there is no nvcc, and a CUDA build",
         ),
         (
+            [{"target_device": "cuda", "tag": "moved", "rust_frontend": False}],
+            "a: patch triton-tile-clamp does not fit vllm/v1/attention/ops/triton_unified_attention.py: TILE",
+        ),
+        (
             [{"environment": {"VLLM_NOTHING": "1"}}],
             "a: it was not built: VLLM_NOTHING is set, and nothing in the build",
         ),
@@ -258,6 +265,10 @@ def test_what_the_store_has_missed_is_published_when_it_is_back(host: Host, monk
     ],
 )
 def test_refusals_are_marked(host: Host, entries: list[dict[str, Any]], words: str) -> None:
+    # A later tag, in whose source the patch has no place.
+    (host.upstream / ATTENTION).write_text(SOURCES[ATTENTION].replace("TILE_SIZE_PREFILL = _get", "TILE = _get"))
+    git(host.upstream, "commit", "-qam", "moved")
+    git(host.upstream, "tag", "moved")
     failed = host.ask("built", *[host.entry(**entry) for entry in entries])
     assert failed["msg"].startswith(f"vllm_source_build: {words}")
     assert failed["refused"]

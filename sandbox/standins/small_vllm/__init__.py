@@ -2,7 +2,8 @@
 
 What of vLLM's build decides how a build is sized, cached, followed and resumed is the same: setuptools' `build_ext`
 that configures CMake with Ninja below `build/temp…`, MAX_JOBS divided by NVCC_THREADS, sccache and then ccache as
-launchers, CMAKE_ARGS appended, one abi3 module. It needs no torch headers and has no attention.
+launchers, CMAKE_ARGS appended, one abi3 module. It needs no torch headers, and of the attention it has what the
+kernel patch is put into.
 """
 
 from __future__ import annotations
