@@ -12,6 +12,7 @@ from ansible.module_utils.patch_foresight import conflict
 from ansible.module_utils.patch_registry import ATTENTION, FLEX
 
 from fleet.patch_trees import PATCHES
+from sandbox.standins import small_vllm
 from tests.unit.test_patch_sources import SOURCES
 
 
@@ -21,7 +22,7 @@ def spec(folder: Path, kind: str, files: dict[str, str], **more: Any) -> dict[st
         for name, text in files.items():
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "checkout" / name).write_text(text)
-    else:
+    elif kind == "sdist":
         with tarfile.open(folder / "sdist.tar.gz", "w:gz") as tar:
             for name, text in files.items():
                 member = tarfile.TarInfo(f"vllm-0.34.0/{name}")
@@ -38,6 +39,11 @@ def test_a_source_is_judged_by_the_files_that_the_patch_changes(tmp_path: Path, 
     drifted = {**SOURCES, ATTENTION: SOURCES[ATTENTION].replace("    BLOCK_M = 16 if", "    BLOCK = 16 if")}
     told = conflict(spec(tmp_path, kind, drifted), PATCHES)
     assert told == f"patch triton-tile-clamp does not fit {ATTENTION}: BLOCK_M = ... stands 0 times, and once is wanted"
+
+
+def test_the_small_source_takes_the_patch(tmp_path: Path) -> None:
+    small_vllm.build_sdist(tmp_path).rename(tmp_path / "sdist.tar.gz")
+    assert conflict(spec(tmp_path, "none", {}, source={"kind": "sdist", "path": str(tmp_path)}), PATCHES) == ""
 
 
 def test_a_file_that_is_gone_is_a_conflict(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ def _get_tile_size(head_size: int, *, is_prefill: bool) -> int:
 
 def unified_attention(q: object, head_size: int, num_queries_per_kv: int, max_seqlen_q: int) -> tuple[object, ...]:
     """What would be launched."""
+    launch_num_warps = None
     BLOCK_M = 16 if num_queries_per_kv <= 16 else 32  # noqa: N806
     BLOCK_Q = BLOCK_M // num_queries_per_kv  # noqa: N806
-    launch_num_warps = None
     total_num_q_blocks = max_seqlen_q // BLOCK_Q
     TILE_SIZE_PREFILL = _get_tile_size(head_size, is_prefill=True)  # noqa: N806
     TILE_SIZE_DECODE = _get_tile_size(head_size, is_prefill=False)  # noqa: N806
