@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.records import read_json
+from ansible.module_utils.transient_unit import at_work
 
 DOCUMENTATION = r"""
 module: vllm_build
@@ -76,16 +77,8 @@ def begun(folder: Path) -> list[dict[str, Any]]:
     for start in sorted(folder.glob("*/start.json")):
         status, unit = read_json(start.parent / "status.json"), str(read_json(start).get("unit"))
         named = {"release": read_json(start.parent / "spec.json").get("name", ""), "build_id": start.parent.name}
-        found.append({"state": "", **status, **named, "unit": unit, "active": active(unit)})
+        found.append({"state": "", **status, **named, "unit": unit, "active": at_work(unit)})
     return found
-
-
-def active(unit: str) -> bool:
-    """Whether the unit is at work; one that is ending is."""
-    said = subprocess.run(
-        ["systemctl", "show", "-P", "ActiveState", unit], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return said in ("active", "activating", "deactivating", "reloading")
 
 
 def cancel(home: Path, build: dict[str, Any], who: str) -> bool:
@@ -103,7 +96,7 @@ def cancel(home: Path, build: dict[str, Any], who: str) -> bool:
         part = home / "status.part"
         part.write_text(json.dumps({**status, **told}, indent=1, sort_keys=True))
         part.replace(home / "status.json")
-    return not active(build["unit"])
+    return not at_work(build["unit"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 import platform
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from ansible.module_utils.patch_foresight import conflict
 from ansible.module_utils.patch_registry import patches
 from ansible.module_utils.records import read_json
 from ansible.module_utils.release_plan import Folders, Host, PlanError, Release, Torch, plan_release, resolved
+from ansible.module_utils.transient_unit import at_work
 
 DOCUMENTATION = r"""
 module: vllm_release
@@ -197,7 +197,7 @@ class Releases:
                 return progress
         home = self.folders["builds"] / release.build_id
         unit = f"vllm-build-{release.build_id}"
-        if not _active(_unit_name(unit)):
+        if not at_work(_unit_name(unit)):
             self.refuse_unpatchable(release)
         return self.advance(
             release, home, unit, "build_release.py", lambda: release.record is not None, "it was not built"
@@ -224,11 +224,11 @@ class Releases:
         """Puts what waits for the store; the release is whole and serves, so a store still away fails nothing."""
         home = self.folders["builds"] / release.build_id
         unit = _unit_name(f"vllm-publish-{release.build_id}")
-        if not _active(unit):
+        if not at_work(unit):
             self.start(release, home, unit, "publish_release.py")
-        while time.monotonic() < self.deadline and _active(unit):
+        while time.monotonic() < self.deadline and at_work(unit):
             time.sleep(0.5)
-        return {"release": release.name, **read_json(home / "status.json"), "publishing": _active(unit)}
+        return {"release": release.name, **read_json(home / "status.json"), "publishing": at_work(unit)}
 
     def again(self, release: Release) -> Release:
         """The same release as the host stands now."""
@@ -239,13 +239,13 @@ class Releases:
     ) -> dict[str, Any]:
         """Starts the unit where it is not running and waits for its end, until the deadline."""
         unit = _unit_name(unit)
-        if not _active(unit):
+        if not at_work(unit):
             self.refuse_cancelled(release, home)
             self.start(release, home, unit, program)
-        while time.monotonic() < self.deadline and _active(unit):
+        while time.monotonic() < self.deadline and at_work(unit):
             time.sleep(0.5)
         status = read_json(home / "status.json")
-        if not _active(unit) and not there():
+        if not at_work(unit) and not there():
             what = status.get("what") or release.damage or "the unit ended without saying why (killed?)"
             where = status.get("where") or str(home / "build.log")
             mend = status.get("mend") or "converge again; it goes on with what is there"
@@ -348,11 +348,6 @@ def _take_back(home: Path) -> None:
     """Removes the folder of a job that was refused, but for one in which an earlier one has made something."""
     if not any((home / name).exists() for name in ("dist", "tree", "wheelhouse", "source.json")):
         shutil.rmtree(home)
-
-
-def _active(unit: str) -> bool:
-    done = subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False)
-    return done.returncode == 0
 
 
 def main() -> None:

@@ -130,7 +130,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    monkeypatch.setattr(vllm_release, "_active", lambda _unit: False)
+    monkeypatch.setattr(vllm_release, "at_work", lambda _unit: False)
     return Host(tmp_path)
 
 
