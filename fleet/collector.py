@@ -26,7 +26,7 @@ class Collector:
 
     `patches` are the records of the releases whose patch did not fail, `restarted` the hosts whose server was started
     anew (in check mode: would be), `launch_shapes` what a search on the host's own GPU found, `builds` those a host has
-    begun.
+    begun. What a run has planned stands before what an earlier one wrote down: a check writes nothing.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,17 @@ class Collector:
         self.restarted: set[str] = set()
         self.launch_shapes: dict[str, dict[str, Any]] = {}
         self.builds: dict[str, list[dict[str, Any]]] = {}
+        self._decisions: dict[str, list[dict[str, str]]] = {}
 
     def __call__(self, event: Event) -> None:
         """Takes one event."""
         if not isinstance(event, HostResult):
             return
+        if plan := (event.result.get("ansible_facts") or {}).get("vllm_plan"):
+            self._decisions[event.host] = plan["decisions"]
         if "vllm_status" in event.result:
-            self.status[event.host] = event.result["vllm_status"]
+            planned = self._decisions.get(event.host)
+            self.status[event.host] = event.result["vllm_status"] | ({"decisions": planned} if planned else {})
         if "patches" in event.result:
             self.patches[event.host] = event.result["patches"]
         if event.result.get("restarted"):

@@ -74,6 +74,19 @@ def test_a_bare_host_has_nothing() -> None:
     assert "drift" not in shown({})
 
 
+def test_a_check_says_its_own_plan_and_not_the_last_runs() -> None:
+    collected = Collector()
+    plan = {"decisions": [{"topic": "version of a", "decision": "not 0.34.0", "why": "float16 is asked for"}]}
+    collected(HostResult("h", "preflight", "plan", Outcome.OK, 0.1, "", {"ansible_facts": {"vllm_plan": plan}}))
+    collected(HostResult("h", "", "status", Outcome.OK, 0.1, "", {"vllm_status": STATUS}))
+    run = Ran(Request("p.yml", ()), Finished(ExitCode.OK, {"h": HostTally(ok=2)}), collected, Path("/l"), 1.0)
+    assert summary.as_json(run)["hosts"]["h"]["decisions"] == plan["decisions"]
+    file = io.StringIO()
+    summary.show(Console(file=file, width=160), run, {})
+    assert "plan     version of a: not 0.34.0 — float16 is asked for" in file.getvalue()
+    assert STATUS["decisions"][0]["why"] not in file.getvalue()
+
+
 def patched(flags: tuple[str, ...] = (), *, changed: bool, restarted: bool) -> Ran:
     """A repatch of one host that serves, with this outcome."""
     collected = Collector()
