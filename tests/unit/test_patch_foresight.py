@@ -51,6 +51,18 @@ def test_a_file_that_is_gone_is_a_conflict(tmp_path: Path) -> None:
     assert told == f"patch triton-tile-clamp does not fit {FLEX}: the source has no such file"
 
 
+@pytest.mark.parametrize("left", ["nothing", "half", "noise"])
+def test_a_source_that_is_damaged_or_gone_is_left_for_the_build_to_tell(tmp_path: Path, left: str) -> None:
+    asked = spec(tmp_path, "sdist", {name: text * 50 for name, text in SOURCES.items()})
+    archive = tmp_path / "sdist.tar.gz"
+    whole = archive.read_bytes()
+    archive.unlink()
+    if left != "nothing":
+        archive.write_bytes(whole[: len(whole) // 2] if left == "half" else b"no archive")
+    assert conflict(asked, PATCHES) == ""
+    assert conflict(spec(tmp_path, "git", {}), PATCHES) == ""
+
+
 @pytest.mark.parametrize(
     "more",
     [
