@@ -129,8 +129,6 @@ class Releases:
         described = [_describe(release) for release in releases]
         unpublished = [release.name for release in releases if self.unpublished(release)]
         publishing = any(entry.get("publishing") for entry in progress)
-        if act == self.build and not (missing or publishing or self.module.check_mode):
-            self.remove_boot_unit()
         self.module.exit_json(
             changed=False,
             ansible_facts={"vllm_releases": described},
@@ -287,29 +285,28 @@ class Releases:
         )
 
     def systemd_run(self, unit: str, argv: list[str], home: Path) -> None:
-        """Starts a transient unit, which no end of this connection ends; builds are taken up again at boot."""
-        start = ["systemd-run", f"--unit={unit}", "--collect", *[f"--property={word}" for word in _PROPERTIES], *argv]
+        """Starts a transient unit, which no end of this connection ends; builds are taken up again at boot.
+
+        A build that has ended, by whatever way, takes the boot unit away before its own unit counts as ended.
+        """
+        properties, build = list(_PROPERTIES), home.parent == self.folders["builds"]
+        boot = f"/usr/bin/python3 -EsB {self.folders['lib'] / 'resume_builds.py'} {self.folders['builds']}"
+        if build:
+            properties.append(f"ExecStopPost={boot} --ended")
+        start = ["systemd-run", f"--unit={unit}", "--collect", *[f"--property={word}" for word in properties], *argv]
         self.module.run_command(["systemctl", "reset-failed", unit])
-        if home.parent == self.folders["builds"]:
+        if build:
             (home / "start.json").write_text(json.dumps({"unit": unit, "argv": start}))
-            self.install_boot_unit()
+            self.install_boot_unit(boot)
         self.module.run_command(start, check_rc=True)
 
-    def install_boot_unit(self) -> None:
-        """The unit that takes builds up at boot; it takes itself away where none is left."""
-        resume = self.folders["lib"] / "resume_builds.py"
-        text = _BOOT_UNIT.format(command=f"/usr/bin/python3 -EsB {resume} {self.folders['builds']}")
+    def install_boot_unit(self, command: str) -> None:
+        """The unit that takes builds up at boot; the last of them takes it away."""
+        text = _BOOT_UNIT.format(command=command)
         if not _BOOT.is_file() or _BOOT.read_text() != text:
             _BOOT.write_text(text)
             self.module.run_command(["systemctl", "daemon-reload"], check_rc=True)
         self.module.run_command(["systemctl", "enable", "-q", _BOOT.name], check_rc=True)
-
-    def remove_boot_unit(self) -> None:
-        """Where all is built, nothing is left to take up."""
-        if _BOOT.is_file():
-            self.module.run_command(["systemctl", "disable", "-q", _BOOT.name])
-            _BOOT.unlink(missing_ok=True)
-            self.module.run_command(["systemctl", "daemon-reload"])
 
 
 def _check_cache(environment: dict[str, Any]) -> None:

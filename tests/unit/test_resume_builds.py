@@ -48,16 +48,19 @@ def test_one_that_takes_the_host_down_at_every_boot_is_left_in_the_end(tmp_path:
     assert "converge again" in status["mend"]
 
 
-def test_where_nothing_is_built_the_boot_unit_takes_itself_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [[], ["--ended"]], ids=["at boot", "a build has ended"])
+def test_where_nothing_is_left_to_take_up_the_boot_unit_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     unit = tmp_path / "vllm-fleet-builds.service"
     monkeypatch.setattr(resume_builds, "UNIT", unit)
-    monkeypatch.setattr("sys.argv", ["resume_builds.py", str(tmp_path / "builds")])
+    monkeypatch.setattr("sys.argv", ["resume_builds.py", str(tmp_path / "builds"), *words])
     home = begun(tmp_path / "builds", "b", "running")
     unit.touch()
     main()
     assert unit.exists()
+    # The end of one build starts no other.
+    assert (home / "started").exists() == (not words)
     (home / "status.json").write_text(json.dumps({"state": "done"}))
     main()
     assert not unit.exists()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Takes up at boot what was being built when the host went down: `resume_builds.py BUILDS`.
+"""Takes up at boot what was being built when the host went down: `resume_builds.py BUILDS [--ended]`.
 
 A build says in `start.json` how it is started. One that was cancelled, has failed or is done is left alone, and so is
-one that three boots in a row have not brought to an end: it may be what takes the host down. Where nothing is being
-built the unit that runs this takes itself away.
+one that three boots in a row have not brought to an end: it may be what takes the host down. Where nothing is left
+to take up the boot unit goes: at boot, and with `--ended` when a build has ended, which is all that word asks for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from job import write_whole
+from transient_unit import at_work
 
 UNIT = Path("/etc/systemd/system/vllm-fleet-builds.service")
 BOOTS = 3
@@ -26,7 +27,7 @@ def resume(builds: Path) -> list[str]:
     for start in sorted(builds.glob("*/start.json")):
         home, unit = start.parent, _read(start)
         status = _read(home / "status.json")
-        if not cut_off(home) or _active(unit["unit"]):
+        if not cut_off(home) or at_work(unit["unit"]):
             continue
         boots = int(_read(home / "boots.json").get("boots", 0)) + 1
         if boots > BOOTS:
@@ -49,10 +50,6 @@ def cut_off(home: Path) -> bool:
     return not ended and not (home / "cancelled.json").is_file()
 
 
-def _active(unit: str) -> bool:
-    return subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
@@ -62,9 +59,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Resumes, or takes the unit away."""
+    """Resumes what was cut off, and takes the boot unit away where nothing is."""
     builds = Path(sys.argv[1])
-    resume(builds)
+    if "--ended" not in sys.argv[2:]:
+        resume(builds)
     if not any(cut_off(start.parent) for start in builds.glob("*/start.json")):
         subprocess.run(["systemctl", "disable", "-q", UNIT.name], check=False)
         UNIT.unlink(missing_ok=True)

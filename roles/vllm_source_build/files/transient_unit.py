@@ -1,0 +1,1 @@
+../../../plugins/module_utils/transient_unit.py
