@@ -235,11 +235,15 @@ class Releases:
     def advance(
         self, release: Release, home: Path, unit: str, program: str, there: Callable[[], bool], failure: str
     ) -> dict[str, Any]:
-        """Starts the unit where it is not running and waits for its end, until the deadline."""
+        """Starts the unit where it is not running and waits for its end, until the deadline.
+
+        One that this run has begun, and that came to its end between two looks, is told of and not begun again.
+        """
         unit = _unit_name(unit)
         if not at_work(unit):
             self.refuse_cancelled(release, home)
-            self.start(release, home, unit, program)
+            if not self.begun_by_this_run(home):
+                self.start(release, home, unit, program)
         while time.monotonic() < self.deadline and at_work(unit):
             time.sleep(0.5)
         status = read_json(home / "status.json")
@@ -256,6 +260,11 @@ class Releases:
                 refused=bool(status.get("refused")),
             )
         return {"release": release.name, **status}
+
+    def begun_by_this_run(self, home: Path) -> bool:
+        """Whether this run, in an earlier call, has started what is done in this folder."""
+        spec = home / "spec.json"
+        return bool(self.p.get("since")) and spec.is_file() and spec.stat().st_mtime >= self.p["since"]
 
     def refuse_cancelled(self, release: Release, home: Path) -> None:
         """What somebody cancelled since this run began is not started again by it; by a later one it is."""

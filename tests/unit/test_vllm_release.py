@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,23 @@ def test_a_build_cancelled_since_the_run_began_stays_so_and_a_later_run_starts_i
     host.since = began + 2
     assert host.ask("built", host.entry())["finished"]
     assert not (home / "cancelled.json").exists()
+
+
+def test_a_build_killed_between_two_looks_is_told_of_and_the_next_run_goes_on(host: Host) -> None:
+    assert host.ask("fetched", host.entry())["finished"]
+    planned = host.ask("planned", host.entry())
+    home = host.folder / "builds" / planned["releases"][0]["build_id"]
+    home.mkdir(parents=True)
+    host.since = planned["now"]
+    # Begun by an earlier call of this run; the kill left its status as it was.
+    (home / "spec.json").write_text("{}")
+    (home / "status.json").write_text(json.dumps({"state": "running", "stage": "build_wheel"}))
+    begun = len(host.started)
+    failed = host.ask("built", host.entry())
+    assert "it was not built: the unit ended without saying why (killed?)" in failed["msg"]
+    assert len(host.started) == begun
+    host.since = time.time() + 1
+    assert host.ask("built", host.entry())["finished"]
 
 
 @pytest.mark.parametrize(
