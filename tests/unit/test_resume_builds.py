@@ -39,6 +39,22 @@ def test_what_was_cut_off_is_taken_up(tmp_path: Path, state: str, marks: dict[st
     assert (home / "started").exists() == taken_up
 
 
+def test_one_that_went_down_before_its_first_word_is_taken_up_and_keeps_the_boot_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = tmp_path / "vllm-fleet-builds.service"
+    monkeypatch.setattr(resume_builds, "UNIT", unit)
+    builds = tmp_path / "builds"
+    home = begun(builds, "b", "running")
+    (home / "status.json").unlink()
+    unit.touch()
+    # Another's end meanwhile must not take away what this one needs at the next boot.
+    monkeypatch.setattr("sys.argv", ["resume_builds.py", str(builds), "--ended"])
+    main()
+    assert unit.exists()
+    assert resume(builds) == ["no-such-unit-b"]
+
+
 def test_one_that_takes_the_host_down_at_every_boot_is_left_in_the_end(tmp_path: Path) -> None:
     home = begun(tmp_path, "b", "running")
     assert [len(resume(tmp_path)) for _ in range(BOOTS + 2)] == [1] * BOOTS + [0, 0]

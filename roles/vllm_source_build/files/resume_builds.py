@@ -45,8 +45,8 @@ def resume(builds: Path) -> list[str]:
 
 
 def cut_off(home: Path) -> bool:
-    """Whether a build was at work when it ended, and nobody has cancelled it."""
-    ended = _read(home / "status.json").get("state", "done") in ("done", "failed", "cancelled")
+    """Whether a build was at work when it ended, though it had said nothing yet, and nobody has cancelled it."""
+    ended = _read(home / "status.json").get("state") in ("done", "failed", "cancelled")
     return not ended and not (home / "cancelled.json").is_file()
 
 
