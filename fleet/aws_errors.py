@@ -77,7 +77,7 @@ def explained(error: Exception, *, where: str, who: str = "runner") -> FleetErro
         )
     if isinstance(error, _NO_REGION):
         return house("no region, and one is wanted", "export AWS_DEFAULT_REGION=us-east-1", ExitCode.BAD_INPUT)
-    if isinstance(error, exceptions.EndpointConnectionError) or isinstance(error, exceptions.HTTPClientError):
+    if isinstance(error, (exceptions.EndpointConnectionError, exceptions.HTTPClientError)):
         return house(
             "AWS does not answer here: a wrong region's name, or no network",
             "aws ec2 describe-regions --all-regions --output table",
