@@ -17,6 +17,9 @@ from fleet.steps import Steps
 # What requirements.txt is resolved for besides this interpreter's own ansible-core.
 _VERSIONS = ("3.13", "3.12") if sys.version_info < (3, 12) else ("3.11",)
 
+# The unit and contract tests keep to folders and ports of their own: a worker for each core, a file's tests in one.
+SIDE_BY_SIDE = ("-n", "auto", "--dist", "loadfile", "tests/unit", "tests/contract")
+
 
 def run(steps: Steps) -> int:
     """Runs them in an environment of their own, kept by the lock's digest; 0 where no such Python is here."""
@@ -27,7 +30,7 @@ def run(steps: Steps) -> int:
     bin_folder = home / "bin"
     steps.note(f"unit and contract tests under Python {(bin_folder / 'python').resolve()}")
     return subprocess.run(
-        [str(bin_folder / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit", "tests/contract"],
+        [str(bin_folder / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *SIDE_BY_SIDE],
         cwd=PROJECT,
         env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"},
         check=False,

@@ -28,6 +28,13 @@ class Refusal(Exception):
         self.code = code
 
 
+class _Handler(MotoRequestHandler):  # type: ignore[misc]
+    """moto's, without a line for each request."""
+
+    def log_request(self, *_: object) -> None:
+        """Says nothing."""
+
+
 class LocalAws:
     """One server; `stand_ins` maps an operation of Systems Manager to what answers it, all else is moto's."""
 
@@ -36,7 +43,7 @@ class LocalAws:
         self.stand_ins: dict[str, Callable[[Call], dict[str, Any]]] = {}
         self.pages: dict[str, Callable[[Any], Any]] = {}
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server: BaseWSGIServer = make_server(bind, port, self, True, request_handler=MotoRequestHandler)
+        self._server: BaseWSGIServer = make_server(bind, port, self, True, request_handler=_Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         host, found = self._server.server_address[:2]
         self.url = f"http://{host!s}:{found}"

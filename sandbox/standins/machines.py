@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -49,19 +48,3 @@ class Folder:
         """The command itself."""
         del tty
         return list(argv)
-
-
-@dataclass(slots=True)
-class Agent:
-    """The Systems Manager agent of one machine, by the words of DescribeInstanceInformation."""
-
-    machine: Machine
-    online: bool = True
-    platform_name: str = "Debian GNU/Linux"
-    platform_version: str = "12"
-    last_ping: float = field(default_factory=time.time)
-
-    def ping(self) -> None:
-        """Tells that it lives, unless it is lost."""
-        if self.online:
-            self.last_ping = time.time()

@@ -1,0 +1,89 @@
+"""The Systems Manager agents of the local AWS's machines: what they do, lose, and are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox.standins.machines import Machine
+
+# AWS calls a connection lost that has not pinged for some minutes; here it shows at once.
+_LOST = "ConnectionLost"
+_GRACE_S = 5.0
+
+
+@dataclass(slots=True)
+class ManagedInstance:
+    """One machine with its agent.
+
+    `online` may be switched at any time: a lost agent's command goes on, and nobody hears of it. `boot` counts the
+    machine's boots, `deliveries` how often the agent carries out each command (AWS promises at least once).
+    `spot_notice` is the metadata's instance-action, empty where there is none.
+    """
+
+    machine: Machine
+    platform_name: str = "Debian GNU/Linux"
+    platform_version: str = "12"
+    address: str = ""
+    online: bool = True
+    terminated: bool = False
+    boot: int = 1
+    deliveries: int = 1
+    spot_notice: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    _last_ping: float = field(default_factory=time.time)
+
+    def environment(self) -> dict[str, str]:
+        """What the agent's processes get on this machine; inside a container it is the container's own."""
+        return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root"), **self.variables}
+
+    def wait_online(self) -> None:
+        """Returns when the agent is there; at once where the instance is gone."""
+        while not self.online and not self.terminated:
+            time.sleep(0.05)
+
+    def end(self, pid_file: str) -> None:
+        """Ends the processes of a command as the agent does: TERM, and after some seconds KILL."""
+        script = (
+            'pid=$(cat "$1") && kill -TERM "-$pid" || exit 0; n=0; '
+            'while kill -0 "-$pid" 2>/dev/null && [ $n -lt "$2" ]; do sleep 0.1; n=$((n + 1)); done; '
+            'kill -KILL "-$pid" 2>/dev/null; exit 0'
+        )
+        argv = ["sh", "-c", script, "sh", pid_file, str(int(_GRACE_S * 10))]
+        subprocess.Popen(
+            self.machine.command(argv), cwd=self.machine.folder,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def described(self) -> dict[str, Any]:
+        """As DescribeInstanceInformation shows it; empty for an instance that is gone."""
+        if self.terminated:
+            return {}
+        if self.online:
+            self._last_ping = time.time()
+        return {
+            "InstanceId": self.machine.instance_id,
+            "PingStatus": "Online" if self.online else _LOST,
+            "LastPingDateTime": self._last_ping,
+            "AgentVersion": "3.3.0.0",
+            "PlatformType": "Linux",
+            "PlatformName": self.platform_name,
+            "PlatformVersion": self.platform_version,
+            "ResourceType": "EC2Instance",
+            "IPAddress": self.address,
+        }
+
+
+class Agents(dict[str, ManagedInstance]):
+    """Every managed instance by its id."""
+
+    def takes(self, instance_id: str) -> bool:
+        """Whether SendCommand takes this instance: AWS does so while it is registered, its agent lost or not."""
+        return not self[instance_id].terminated
+
+    def at(self, address: str) -> ManagedInstance | None:
+        """The machine with this network address."""
+        return next((found for found in self.values() if found.address == address), None)

@@ -1,0 +1,87 @@
+"""Machines become instances of the local AWS: known to EC2, managed by Systems Manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moto.ec2.models import ec2_backends
+
+from sandbox.standins.agents import Agents, ManagedInstance
+from sandbox.standins.local_aws import LocalAws
+from sandbox.standins.machines import Container, Machine
+from sandbox.standins.ssm_commands import RunCommand
+
+_ACCOUNT = "123456789012"
+
+
+class Registry:
+    """Adds machines, and lets who runs the sandbox set how they and the cloud behave."""
+
+    def __init__(self, aws: LocalAws) -> None:
+        self.agents = Agents()
+        self._aws = aws
+        self.run_command = RunCommand(aws, self.agents)
+        aws.pages.update(
+            {
+                "/stand-in/machines": self._machines,
+                "/stand-in/settings": self._settings,
+                "/stand-in/calls": self._calls,
+            }
+        )
+
+    def add(
+        self,
+        machine: Callable[[str], Machine],
+        *,
+        tags: dict[str, str] | None = None,
+        instance_type: str = "g5g.4xlarge",
+        region: str = "us-east-1",
+        instance_id: str = "",
+        **agent: Any,
+    ) -> ManagedInstance:
+        """Makes an instance in EC2, unless it is there already, and an agent for it."""
+        if not instance_id:
+            backend = ec2_backends[_ACCOUNT][region]
+            image = next(iter(backend.describe_images()))
+            made = backend.run_instances(
+                image.id,
+                1,
+                "",
+                [],
+                instance_type=instance_type,
+                tags={"instance": tags or {}},
+                is_instance_type_default=False,
+            )
+            instance_id = made.instances[0].id
+        managed = ManagedInstance(machine(instance_id), **agent)
+        self.agents[instance_id] = managed
+        return managed
+
+    def _machines(self, wanted: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Adds a container where one is given; says which machines there are."""
+        if wanted is not None:
+            podman, name = wanted.pop("podman"), wanted.pop("name")
+            self.add(lambda instance_id: Container(instance_id, podman, name), **wanted)
+        return [
+            {"instance_id": key, "address": found.address, "online": found.online} for key, found in self.agents.items()
+        ]
+
+    def _settings(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
+        """Sets what is given: the cloud's fields, and those of single machines by id under `machines`."""
+        cloud = self._aws.cloud
+        given = dict(wanted or {})
+        for instance_id, fields in given.pop("machines", {}).items():
+            for name, value in fields.items():
+                setattr(self.agents[instance_id], name, value)
+        for name, value in given.items():
+            setattr(cloud, name, value)
+        return {"latency_ms": cloud.latency_ms, "lag_s": cloud.lag_s, "throttle": cloud.throttle}
+
+    def _calls(self, _: Any) -> list[dict[str, Any]]:
+        """The ledger, without parameters."""
+        with self._aws.cloud.lock:
+            return [
+                {"principal": call.principal, "service": call.service, "operation": call.operation}
+                for call in self._aws.cloud.calls
+            ]
