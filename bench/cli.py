@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from bench import build_cache, build_fleet, build_units, patch
+from bench import build_cache, build_fleet, build_units, patch, ssm_transports
 from fleet.options import Yes
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
 
 # What `bench build` measures, in order.
 _BUILD_PARTS = (build_units.run, build_cache.run, build_fleet.run)
+# And `bench ssm`.
+_SSM_PARTS = (ssm_transports.run,)
 
 app = typer.Typer(no_args_is_help=True, help="What the project claims, measured anew.")
 
@@ -44,3 +46,12 @@ def build_parts(yes: Yes = False) -> None:
     console = terminal()
     steps = Steps(console, Durations(), "bench")
     raise typer.Exit(max([part(console, steps) for part in _BUILD_PARTS]))
+
+
+@app.command("ssm")
+def ssm_parts(yes: Yes = False) -> None:
+    """Time a converge with nothing to do by both transports, and count requests; exit code 1 for a missed goal."""
+    del yes
+    console = terminal()
+    steps = Steps(console, Durations(), "bench")
+    raise typer.Exit(max([part(console, steps) for part in _SSM_PARTS]))
