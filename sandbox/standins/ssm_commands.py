@@ -202,7 +202,11 @@ def _versions(call: Call) -> dict[str, Any]:
     if found is None:
         raise Refusal("InvalidDocument", f"Document with name {call.parameters['Name']} does not exist.")
     shown = [
-        {"Name": call.parameters["Name"], "DocumentVersion": version, "IsDefaultVersion": version == found.default_version}
+        {
+            "Name": call.parameters["Name"],
+            "DocumentVersion": version,
+            "IsDefaultVersion": version == found.default_version,
+        }
         for version in found.versions
     ]
     return _page(call, "DocumentVersions", shown)

@@ -21,9 +21,11 @@ from ansible_runner.streaming import Worker
 from instance_store import Metadata, Store
 
 # The first events at once, then ever fewer and larger chunks: a short run costs few requests, a long one shows well.
-_FIRST_S, _LONGEST_S, _GROWTH = 1.0, 10.0, 1.6
+_FIRST_S, _NEXT_S, _LONGEST_S, _GROWTH = 0.5, 2.0, 10.0, 1.6
 _LARGEST = 512 * 1024
 _SPOT_S = 5.0
+# A sign of life where no event comes; the controller knows it as KEEPALIVE_S.
+_KEEPALIVE_S = 60
 
 
 class Chunks(io.RawIOBase):
@@ -64,12 +66,12 @@ class Chunks(io.RawIOBase):
         self._thread.join()
 
     def _send_all(self) -> None:
-        wait_s = 0.2
+        wait_s = _FIRST_S
         while not self._over:
             self._wake.wait(wait_s)
             self._wake.clear()
             if self._send():
-                wait_s = min(max(_FIRST_S, wait_s * _GROWTH), _LONGEST_S)
+                wait_s = min(max(_NEXT_S, wait_s * _GROWTH), _LONGEST_S)
         self._send()
 
     def _send(self) -> bool:
@@ -131,12 +133,14 @@ def main() -> int:
     kwargs["inventory"] = str(_inventory(private, instance, job["hosts"][instance]))
     kwargs["project_dir"] = str(project)
     kwargs["envvars"] = {
-        **kwargs.get("envvars", {}),
+        "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_CONFIG": str(project / "ansible.cfg"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     stream = b"".join(json.dumps(part).encode() + b"\n" for part in ({"kwargs": kwargs}, {"eof": True}))
-    worker = Quiet(io.BytesIO(stream), chunks, private_data_dir=str(private), cancel_callback=cancelled.is_set)
+    worker = Quiet(
+        io.BytesIO(stream), chunks, _KEEPALIVE_S, private_data_dir=str(private), cancel_callback=cancelled.is_set
+    )
     try:
         _, code = worker.run()
     finally:
