@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fleet import aws_inventory
 from fleet.collector import Collector
 from fleet.errors import ExitCode, FleetError
 from fleet.events import Event
@@ -69,6 +70,8 @@ def check(ran: Ran) -> None:
     finished = ran.finished
     if finished.code is ExitCode.OK or any(tally.message for tally in finished.hosts.values()):
         return
+    if not finished.hosts:
+        aws_inventory.explain(ran.request.inventories, ran.request.limit)
     first = ran.request.inventories[0]
     raise FleetError(
         finished.said.strip() or "Ansible ran on no host",

@@ -23,12 +23,14 @@ class Cloud:
     """Settings and ledger of one local AWS.
 
     `latency_ms` is added to each request, `lag_s` is how late an invocation becomes visible to reads (AWS is
-    eventually consistent there), `throttle` counts the next requests of an operation that are turned away.
+    eventually consistent there), `throttle` counts the next requests of an operation that are turned away, and
+    `refuse` names the error that each request of an operation ends in.
     """
 
     latency_ms: float = 0.0
     lag_s: float = 0.0
     throttle: dict[str, int] = field(default_factory=dict)
+    refuse: dict[str, str] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -70,6 +70,8 @@ class LocalAws:
             time.sleep(self.cloud.latency_ms / 1000)
         if self.cloud.note(call):
             return _refused(call, "ThrottlingException", "Rate exceeded")(environ, start_response)
+        if call.operation in self.cloud.refuse:
+            return _refused(call, self.cloud.refuse[call.operation], "Refused")(environ, start_response)
         answer = self.stand_ins.get(call.operation) if call.service == "ssm" else None
         if answer is None:
             return self._moto(environ, start_response)  # type: ignore[no-any-return]
@@ -91,12 +93,14 @@ def _json(answer: Any, status: int) -> Response:
 def _refused(call: Call, code: str, message: str) -> Response:
     if call.service == "ssm":
         return _json({"__type": code, "message": message}, 400)
+    throttled, status = code == "ThrottlingException", 403
+    if throttled:
+        code, status = "SlowDown" if call.service == "s3" else "RequestLimitExceeded", 503
+    error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     if call.service == "s3":
-        text = f"<Error><Code>SlowDown</Code><Message>{message}</Message></Error>"
-        return Response(text, 503, content_type="application/xml")
-    error = f"<Error><Code>RequestLimitExceeded</Code><Message>{message}</Message></Error>"
+        return Response(error, status, content_type="application/xml")
     text = f"<Response><Errors>{error}</Errors><RequestID>0</RequestID></Response>"
-    return Response(text, 503, content_type="text/xml")
+    return Response(text, status, content_type="text/xml")
 
 
 def _read(environ: dict[str, Any]) -> Call | None:
