@@ -56,7 +56,7 @@ def execute(request: Request, on_event: Callable[[Event], None], patience: Patie
             listener.tell(_result(host, end, ""))
         following: Following | None = None
         if groups:
-            store, region = _store(hosts)
+            store, region = _store(request, hosts)
             versions = {
                 group.region: document.installed(aws.client("ssm", group.region), group.region) for group in groups
             }
@@ -85,9 +85,10 @@ def _grouped(hosts: Sequence[Host]) -> tuple[list[_Group], dict[str, End]]:
     return [_Group(*kind, tuple(found)) for kind, found in sorted(by_kind.items())], unreachable
 
 
-def _store(hosts: Sequence[Host]) -> tuple[Store, str]:
+def _store(request: Request, hosts: Sequence[Host]) -> tuple[Store, str]:
     """The fleet's bucket, and the region that it is in."""
-    buckets = sorted({str(host.variables.get("vllm_fleet_bucket") or "") for host in hosts})
+    named = request.extra_vars.get("vllm_fleet_bucket")
+    buckets = sorted({str(named or host.variables.get("vllm_fleet_bucket") or "") for host in hosts})
     if len(buckets) != 1 or not buckets[0]:
         raise FleetError(
             f"the hosts name {len(buckets)} buckets ({', '.join(buckets)})" if buckets[0] else "no bucket is named",
