@@ -94,7 +94,7 @@ def _wants_sandbox(argv: list[str]) -> bool:
     if "--help" in argv:
         return False
     if _words(argv)[:1] == ["converge"]:
-        return not any(word.startswith(("-i", "--inventory")) for word in argv)
+        return "local-aws" in argv or not any(word.startswith(("-i", "--inventory")) for word in argv)
     return _words(argv)[:1] == ["test"] or _words(argv)[:2] == ["sandbox", "up"]
 
 

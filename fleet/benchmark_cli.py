@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet import running, summary
-from fleet.options import AsJson, Inventory, Limit, Yes, end, errors, standing
+from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, standing
 from fleet.progress import plain, terminal
 from fleet.requests import Request, sandbox_inventory
 
@@ -31,6 +31,7 @@ def kernels(
     inventory: Inventory = None,
     limit: Limit = None,
     stop: Annotated[bool, typer.Option("--stop", help="Stop a server that runs, and start it again.")] = False,
+    transport: Reach = Transport.RUN_COMMAND,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -44,6 +45,7 @@ def kernels(
             limit=limit,
             command="benchmark kernels",
             switches={"--stop": "triton_patch_search_stops_service"} if stop else {},
+            transport=transport,
         )
         ran = running.shown(request, console)
         for host, report in ran.collected.launch_shapes.items():

@@ -14,19 +14,25 @@ from rich.text import Text
 
 from fleet import running, summary
 from fleet.errors import FleetError
-from fleet.options import AsJson, Inventory, Limit, Yes, end, errors, standing
+from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, standing
 from fleet.progress import plain, terminal
-from fleet.requests import Request
+from fleet.requests import Request, Transport
 from fleet.view import how_far
 
 app = typer.Typer(no_args_is_help=True, help="Builds that hosts have begun.")
 
 
 @app.command()
-def status(inventory: Inventory = None, limit: Limit = None, as_json: AsJson = False, yes: Yes = False) -> None:
+def status(
+    inventory: Inventory = None,
+    limit: Limit = None,
+    transport: Reach = Transport.RUN_COMMAND,
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> None:
     """Say which builds hosts have begun and how far they are; changes nothing."""
     del yes
-    _run("build status", inventory, limit, {}, as_json=as_json)
+    _run("build status", inventory, limit, {}, transport, as_json=as_json)
 
 
 @app.command()
@@ -34,6 +40,7 @@ def cancel(
     release: Annotated[str, typer.Argument(help="Name or build id; all that are at work if none.")] = "",
     inventory: Inventory = None,
     limit: Limit = None,
+    transport: Reach = Transport.RUN_COMMAND,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -41,11 +48,17 @@ def cancel(
     del yes
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     asked = {"build_cancel": True, "build_release": release, "build_who": who}
-    _run("build cancel", inventory, limit, asked, as_json=as_json)
+    _run("build cancel", inventory, limit, asked, transport, as_json=as_json)
 
 
 def _run(
-    command: str, inventory: list[Path] | None, limit: str | None, asked: dict[str, Any], *, as_json: bool
+    command: str,
+    inventory: list[Path] | None,
+    limit: str | None,
+    asked: dict[str, Any],
+    transport: Transport,
+    *,
+    as_json: bool,
 ) -> None:
     console = terminal(stderr=as_json)
     with errors(as_json=as_json):
@@ -56,6 +69,7 @@ def _run(
             limit=limit,
             command=command,
             stall_s=120,
+            transport=transport,
         )
         ran = running.shown(request, console)
         _show(console, ran)

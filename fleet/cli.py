@@ -16,12 +16,12 @@ from fleet.benchmark_cli import app as benchmark_app
 from fleet.build_cli import app as build_app
 from fleet.errors import ExitCode, FleetError
 from fleet.execution import on_ending_signals
-from fleet.options import AsJson, Inventory, Limit, Yes, end, errors, standing
+from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, standing
 from fleet.patch_cli import app as patch_app
 from fleet.progress import terminal
-from fleet.requests import Request, known_variables, parse_extra_vars, parse_inventories
+from fleet.requests import LOCAL_AWS, Request, Transport, known_variables, parse_extra_vars, parse_inventories
 from fleet.steps import Durations, Steps
-from sandbox import evidence, world
+from sandbox import evidence, local_fleet, world
 from sandbox.cli import app as sandbox_app
 from tests import whole
 
@@ -89,6 +89,7 @@ def converge(
     forks: Annotated[int, typer.Option("--forks", min=1, help="Hosts at a time.")] = 20,
     limit_s: Annotated[int, typer.Option("--time-limit", min=1, help="Longest run, seconds.")] = 4 * 3600,
     stall_s: Annotated[int, typer.Option("--stall-limit", min=1, help="Longest silence, seconds.")] = 900,
+    transport: Reach = Transport.RUN_COMMAND,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -107,22 +108,36 @@ def converge(
             verbosity=verbose,
             limit_s=limit_s,
             stall_s=stall_s,
+            transport=transport,
         )
         if not inventory:
             world.up(Steps(console, Durations(), "sandbox"))
+        elif inventory == [LOCAL_AWS]:
+            local_fleet.up(Steps(console, Durations(), "sandbox"))
         ran = running.shown(request, console)
-        summary.show(console, ran, {} if inventory else evidence.PARTS)
+        summary.show(console, ran, {} if inventory not in (None, [], [LOCAL_AWS]) else evidence.PARTS)
         end(ran, as_json=as_json)
 
 
 @app.command()
-def status(inventory: Inventory = None, limit: Limit = None, as_json: AsJson = False, yes: Yes = False) -> None:
+def status(
+    inventory: Inventory = None,
+    limit: Limit = None,
+    transport: Reach = Transport.RUN_COMMAND,
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> None:
     """Say what runs on the hosts against what should run; changes nothing."""
     del yes
     console = terminal(stderr=as_json)
     with errors(as_json=as_json):
         request = Request(
-            playbook="playbooks/status.yml", inventories=standing(inventory), limit=limit, command="status", stall_s=120
+            playbook="playbooks/status.yml",
+            inventories=standing(inventory),
+            limit=limit,
+            command="status",
+            stall_s=120,
+            transport=transport,
         )
         ran = running.shown(request, console)
         if not as_json:
@@ -135,6 +150,7 @@ def repatch(
     inventory: Inventory = None,
     limit: Limit = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing, say what would change.")] = False,
+    transport: Reach = Transport.RUN_COMMAND,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
@@ -148,6 +164,7 @@ def repatch(
             limit=limit,
             flags=("--check",) if check else (),
             command="repatch",
+            transport=transport,
         )
         ran = running.shown(request, console)
         summary.show_patches(console, ran)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -52,30 +52,44 @@ def execute(request: Request, on_event: Callable[[Event], None]) -> Finished:
     runs.mkdir(exist_ok=True, mode=0o700)
     _sweep(runs)
     private = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=runs))
+    listener = Listener(request, on_event)
     try:
-        return _Run(request, on_event, private).run()
+        with listener.interruptible():
+            done = ansible_runner.run(
+                **arguments(request, private),
+                event_handler=listener.heard,
+                cancel_callback=listener.should_stop,
+            )
+        return listener.finish(done.rc)
     finally:
         _end_workers(private)
         shutil.rmtree(private, ignore_errors=True)
 
 
-def arguments(request: Request, private: Path) -> dict[str, Any]:
-    """What ansible-runner is asked for, by its own names."""
+def play_arguments(request: Request) -> dict[str, Any]:
+    """What of a request is the same wherever Ansible runs, by ansible-runner's own names."""
     return {
-        "private_data_dir": str(private),
-        "project_dir": str(PROJECT),
         "playbook": request.playbook,
-        "inventory": [str(path) for path in request.inventories],
         "extravars": {
             **request.extra_vars,
             **dict.fromkeys(request.switches.values(), True),
             "vllm_fleet_run": request.run_id,
         },
-        "limit": request.limit,
         "tags": request.tags,
-        "forks": request.forks,
         "cmdline": " ".join(request.flags) or None,
         "verbosity": request.verbosity or None,
+    }
+
+
+def arguments(request: Request, private: Path) -> dict[str, Any]:
+    """What ansible-runner is asked for on this machine, by its own names."""
+    return {
+        **play_arguments(request),
+        "private_data_dir": str(private),
+        "project_dir": str(PROJECT),
+        "inventory": [str(path) for path in request.inventories],
+        "limit": request.limit,
+        "forks": request.forks,
         "envvars": {
             "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
@@ -95,59 +109,56 @@ def on_ending_signals(handler: Callable[[int, FrameType | None], None]) -> dict[
     return {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
 
 
-class _Run:
-    def __init__(self, request: Request, on_event: Callable[[Event], None], private: Path) -> None:
+class Listener:
+    """What a run says, whichever way it comes: typed, counted and watched against the request's limits."""
+
+    def __init__(self, request: Request, on_event: Callable[[Event], None]) -> None:
+        self.hosts: dict[str, HostTally] = {}
+        self.cancelled = threading.Event()
         self._request = request
         self._on_event = on_event
-        self._private = private
-        self._hosts: dict[str, HostTally] = {}
         self._at: dict[str, str] = {}
         self._began = self._last = time.monotonic()
         self._stopped_by: str | None = None
-        self._cancel = threading.Event()
         self._trouble: BaseException | None = None
         self._said: list[str] = []
 
-    def run(self) -> Finished:
-        # The handlers only take note: ansible-runner asks, ends Ansible, and returns.
-        earlier = on_ending_signals(self._interrupt)
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C and its like are only taken note of inside: the run asks, ends its work, and returns."""
+        earlier = on_ending_signals(lambda *_: self.cancelled.set())
         try:
-            done = ansible_runner.run(
-                **arguments(self._request, self._private),
-                event_handler=self._handle,
-                cancel_callback=self._should_stop,
-            )
+            yield
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
-        if self._trouble is not None:
-            raise self._trouble
-        if self._cancel.is_set():
-            raise KeyboardInterrupt
-        return self._finish(done.rc)
 
-    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        self._cancel.set()
-
-    def _should_stop(self) -> bool:
+    def should_stop(self) -> bool:
+        """Whether the run is cancelled, too long, or silent."""
         now = time.monotonic()
         if now - self._began > self._request.limit_s:
             self._stopped_by = f"the run took longer than its limit of {self._request.limit_s} s"
         elif now - self._last > self._request.stall_s:
             self._stopped_by = f"no event came for {self._request.stall_s} s"
-        return self._stopped_by is not None or self._cancel.is_set()
+        return self._stopped_by is not None or self.cancelled.is_set()
 
-    def _handle(self, raw: dict[str, Any]) -> bool:
+    def heard(self, raw: dict[str, Any]) -> bool:
+        """Takes one of ansible-runner's events. Returns False, which tells ansible-runner not to keep it."""
         self._last = time.monotonic()
         event = _typed(raw)
         if event is None:
             if raw.get("event") in ("verbose", "error", "warning") and raw.get("stdout"):
                 self._said.append(raw["stdout"])
-            return False
+        else:
+            self.tell(event)
+        return False
+
+    def tell(self, event: Event) -> None:
+        """Counts an event and hands it on."""
         if isinstance(event, HostStarted):
             self._at[event.host] = event.task
         elif isinstance(event, HostResult):
-            self._hosts.setdefault(event.host, HostTally()).add(event)
+            self.hosts.setdefault(event.host, HostTally()).add(event)
             if event.outcome is not Outcome.RETRY:
                 self._at.pop(event.host, None)
         try:
@@ -155,12 +166,19 @@ class _Run:
         except BaseException as error:  # a full disk under the log, a pipe that nobody reads
             # Raised through ansible-runner it would leave Ansible running behind it.
             self._trouble = error
-            self._cancel.set()
-        # Nothing of an event stays on disk: False tells ansible-runner not to keep it.
-        return False
+            self.cancelled.set()
 
-    def _finish(self, rc: int | None) -> Finished:
-        hosts = self._hosts
+    def at(self, host: str) -> str:
+        """The task that the host is at; empty between tasks."""
+        return self._at.get(host, "")
+
+    def finish(self, rc: int | None) -> Finished:
+        """How the run ended, with `rc` of Ansible's; raises what broke it off."""
+        if self._trouble is not None:
+            raise self._trouble
+        if self.cancelled.is_set():
+            raise KeyboardInterrupt
+        hosts = self.hosts
         said = "\n".join(self._said)[-3000:]
         if self._stopped_by is not None:
             raise FleetError(

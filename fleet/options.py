@@ -13,14 +13,16 @@ import typer
 
 from fleet import running, summary
 from fleet.errors import FleetError
-from fleet.requests import parse_inventories
-from sandbox import world
+from fleet.requests import LOCAL_AWS, Transport, parse_inventories
+from sandbox import local_fleet, world
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 Inventory = Annotated[
-    list[Path] | None, typer.Option("-i", "--inventory", help="Inventory; without one, the local sandbox.")
+    list[Path] | None,
+    typer.Option("-i", "--inventory", help="Inventory; without one the local sandbox; `local-aws` is the local AWS."),
 ]
+Reach = Annotated[Transport, typer.Option("--transport", help="How hosts on EC2 are reached.")]
 Limit = Annotated[str | None, typer.Option("--limit", help="Hosts or groups to confine the run to.")]
 
 
@@ -40,10 +42,14 @@ def standing(given: list[Path] | None) -> tuple[Path, ...]:
 
     Raises FleetError where none is given and none is up.
     """
-    if not given and world.read() is None:
+    wants_sandbox = not given or given == [LOCAL_AWS]
+    found = world.read() if wants_sandbox else None
+    if wants_sandbox and found is None:
         raise FleetError(
             "no sandbox is up, and no inventory is given", where="command line", mend="./runner.py sandbox up"
         )
+    if found is not None and given:
+        local_fleet.use(found)
     return parse_inventories(given or [])
 
 

@@ -9,6 +9,7 @@ import shlex
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ _SECRET_NAME = re.compile(r"(?i)(^|_)(token|secret|password|passwd|api_?key|acce
 _SECRET_VALUE = re.compile(r"hf_[A-Za-z0-9]{16,}|A[KS]IA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY")
 
 
+# The local AWS's fleet, in place of an inventory.
+LOCAL_AWS = Path("local-aws")
+
+
+class Transport(StrEnum):
+    """How hosts on EC2 are reached."""
+
+    RUN_COMMAND = "run-command"
+    SESSION = "session"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One run of one playbook. Times in seconds."""
@@ -48,6 +60,8 @@ class Request:
     limit_s: int = 4 * 3600
     stall_s: int = 900
     command: str = "converge"
+    # How hosts on EC2 are reached: by one command each, or by Ansible's own connection.
+    transport: Transport = Transport.RUN_COMMAND
     # The command's own switches that are given, each with the variable that it sets true.
     switches: dict[str, str] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -69,9 +83,8 @@ class Request:
     def again(self) -> str:
         """The command line that goes on with this request."""
         words = ["./runner.py", *self.command.split()]
-        for path in self.inventories:
-            if path != sandbox_inventory():
-                words += ["-i", str(path)]
+        words += _inventory_words(self.inventories)
+        words += ["--transport", self.transport] if self.transport is not Transport.RUN_COMMAND else []
         words += ["--limit", self.limit] if self.limit else []
         words += ["--tags", self.tags] if self.tags else []
         words += [*self.flags, *self.switches]
@@ -83,13 +96,27 @@ class Request:
         return shlex.join(words)
 
 
+def _inventory_words(inventories: tuple[Path, ...]) -> list[str]:
+    """The words that name these inventories on the command line."""
+    if inventories == local_aws_inventories():
+        return ["-i", str(LOCAL_AWS)]
+    return [word for path in inventories if path != sandbox_inventory() for word in ("-i", str(path))]
+
+
+def local_aws_inventories() -> tuple[Path, ...]:
+    """EC2's own inventory, and what the sandbox's hosts need besides."""
+    return PROJECT / "inventory" / "aws_ec2.yml", PROJECT / "inventory" / "local_aws.py"
+
+
 def sandbox_inventory() -> Path:
     """The inventory of the local sandbox."""
     return PROJECT / "inventory" / "sandbox.py"
 
 
 def parse_inventories(given: Sequence[Path]) -> tuple[Path, ...]:
-    """Inventories that are there; none given means the sandbox's."""
+    """Inventories that are there; none given means the sandbox's, `local-aws` the local AWS's fleet."""
+    if tuple(given) == (LOCAL_AWS,):
+        return local_aws_inventories()
     for path in given:
         if not path.exists():
             raise FleetError(

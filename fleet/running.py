@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from fleet import aws_inventory
+from fleet import aws_inventory, execution
 from fleet.collector import Collector
 from fleet.errors import ExitCode, FleetError
 from fleet.events import Event
-from fleet.execution import Finished, execute
-from fleet.requests import Request
+from fleet.execution import Finished
+from fleet.requests import Request, Transport
+from fleet.run_command import transport
 from fleet.runlog import RunLog
 from fleet.steps import Durations
 from fleet.view import RunView
@@ -51,14 +53,22 @@ def shown(request: Request, console: Console) -> Ran:
             view(event)
 
         try:
-            finished = execute(request, on_event)
+            finished = executed(request, on_event)
         except BaseException:
             # Whatever broke it off, Ctrl-C, the watchdog or a full disk: the tasks on the hosts know nothing of it.
             with contextlib.suppress(OSError):
                 view.stopping()
-            execute(request.stopping(), lambda _: None)
+            executed(request.stopping(), lambda _: None)
             raise
     return Ran(request, finished, collected, log.path, time.monotonic() - began)
+
+
+def executed(request: Request, on_event: Callable[[Event], None]) -> Finished:
+    """Runs the request the way its hosts are reached: those on EC2 by one command each, unless it says otherwise."""
+    on_ec2 = any(aws_inventory.is_ec2(path) for path in request.inventories)
+    if on_ec2 and request.transport is Transport.RUN_COMMAND:
+        return transport.execute(request, on_event)
+    return execution.execute(request, on_event)
 
 
 def check(ran: Ran) -> None:

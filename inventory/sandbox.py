@@ -9,19 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from sandbox import host_variables
+
 
 def main() -> int:
     """Prints the inventory as JSON; no sandbox is an error, not an empty fleet."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    record = Path(base) / "vllm-fleet" / "sandbox" / "world.json"
-    try:
-        world = json.loads(record.read_text())
-    except FileNotFoundError:
-        sys.stderr.write(
-            f"inventory: no sandbox is up, and one host at least is wanted\n  where: {record}\n"
-            "  mend:  ./runner.py sandbox up\n"
-        )
-        return 2
+    world = host_variables.recorded()
     names = [host["name"] for host in world["hosts"]]
     variables = {
         host["name"]: {"ansible_host": host["name"], "sandbox_address": host["address"]} for host in world["hosts"]
@@ -39,17 +34,8 @@ def main() -> int:
         "ansible_podman_executable": world["podman"],
         # A container's files may be mounted in a namespace of podman's own, where this plugin would not see them.
         "ansible_podman_mount_detection": False,
-        "sandbox_files_url": world["files_url"],
-        "sandbox_aws_url": world["aws_url"],
-        "cuda_toolkit_sbsa_key_fingerprint": world["cuda_key_fingerprint"],
+        **host_variables.variables(world),
     }
-    if world["rust"]:
-        groups["sandbox"]["vars"] |= {
-            "rust_toolchain": world["rust"]["toolchain"],
-            "rust_dist_server": f"{world['files_url']}/rust",
-            "rust_rustup_version": world["rust"]["rustup_version"],
-            "rust_rustup_init_sha256": {os.uname().machine: world["rust"]["rustup_init_sha256"]},
-        }
     json.dump({"_meta": {"hostvars": variables}, **groups}, sys.stdout, indent=1)
     return 0
 

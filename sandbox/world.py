@@ -14,11 +14,14 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import httpx
+
 from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT, cache_dir, state_dir
 from fleet.steps import Steps
 from sandbox import containers, emulated, image, room, trained_model
 from sandbox.containers import NETWORK, STAND_INS_ADDRESS, SUBNET, Podman
+from sandbox.host_variables import record_path
 from sandbox.pip_config import read_pip_config
 from sandbox.standins import gpu, nvidia_repository, rust_distribution
 
@@ -51,11 +54,6 @@ class World:
     ip_forward_before: str
     base_image: str | None = None
     emulated: tuple[str, ...] = ()
-
-
-def record_path() -> Path:
-    """The file that says what is up; `inventory/sandbox.py` reads it."""
-    return state_dir() / "sandbox" / "world.json"
 
 
 def read() -> World | None:
@@ -118,6 +116,7 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
         rust=None if rust is None else asdict(rust),
         ip_forward_before=forward,
     )
+    _join_local_aws(world)
     part = record_path().with_suffix(".part")
     part.write_text(json.dumps(asdict(world), indent=1))
     part.replace(record_path())
@@ -171,6 +170,14 @@ def _start_host(podman: Podman, host_image: image.HostImage, card: dict[str, Pat
         )  # fmt: skip
     _wait_running(podman, name)
     return Host(name, address)
+
+
+def _join_local_aws(world: World) -> None:
+    """Makes each host an instance of the local AWS, with the fleet's tags; those that are stay."""
+    for host in world.hosts:
+        tags = {"vllm-fleet": "sandbox", "vllm-fleet-role": "vllm", "Name": host.name}
+        wanted = {"podman": world.podman, "name": host.name, "address": host.address, "tags": tags}
+        httpx.post(f"{world.aws_url}/stand-in/machines", json=wanted, trust_env=False).raise_for_status()
 
 
 def _seccomp() -> Path:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from sandbox.standins.agents import ManagedInstance
 
 ROLE = "vllm-fleet-host"
 REGION = "us-east-1"
@@ -18,6 +21,7 @@ class Metadata(BaseHTTPRequestHandler):
     """Answers the paths that botocore and the roles read."""
 
     tokens: ClassVar[dict[str, float]] = {}
+    server: Server
 
     def do_PUT(self) -> None:
         """Gives a token."""
@@ -34,7 +38,7 @@ class Metadata(BaseHTTPRequestHandler):
         if self.tokens.get(self.headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
             self._reply(401, "")
             return
-        answer = _answers().get(self.path.rstrip("/"))
+        answer = _answers(self.server.whose(self.client_address[0])).get(self.path.rstrip("/"))
         self._reply(404 if answer is None else 200, answer or "")
 
     def _reply(self, code: int, text: str) -> None:
@@ -48,27 +52,44 @@ class Metadata(BaseHTTPRequestHandler):
         """Says nothing: a path or a header might hold a token."""
 
 
-def _answers() -> dict[str, str]:
+def _answers(machine: ManagedInstance | None) -> dict[str, str]:
+    """What the asking machine reads of itself; one that is no instance of the local AWS reads of a host in general."""
+    instance_id = machine.machine.instance_id if machine else INSTANCE_ID
     credentials = {
         "Code": "Success",
         "Type": "AWS-HMAC",
-        "AccessKeyId": "ASIASTANDIN000000000",
+        "AccessKeyId": access_key(instance_id),
         "SecretAccessKey": "standin",
         "Token": "standin",
         "LastUpdated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "Expiration": (datetime.now(UTC) + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     base = "/latest/meta-data"
+    notice = {f"{base}/spot/instance-action": machine.spot_notice} if machine and machine.spot_notice else {}
     return {
         f"{base}/iam/security-credentials": ROLE,
         f"{base}/iam/security-credentials/{ROLE}": json.dumps(credentials),
-        f"{base}/instance-id": INSTANCE_ID,
+        f"{base}/instance-id": instance_id,
         f"{base}/instance-type": "g5g.4xlarge",
         f"{base}/placement/region": REGION,
         f"{base}/placement/availability-zone": f"{REGION}a",
+        **notice,
     }
 
 
-def serve(address: str, port: int) -> ThreadingHTTPServer:
+def access_key(instance_id: str) -> str:
+    """The id of the key that an instance's role has there: each its own, as in AWS."""
+    return f"ASIA{instance_id.removeprefix('i-').upper():0>16}"[:20]
+
+
+class Server(ThreadingHTTPServer):
+    """The service; `whose` finds the machine that asks by its address."""
+
+    def __init__(self, address: tuple[str, int], whose: Callable[[str], ManagedInstance | None], handler: Any) -> None:
+        super().__init__(address, handler)
+        self.whose = whose
+
+
+def serve(address: str, port: int, whose: Callable[[str], ManagedInstance | None]) -> Server:
     """A server bound to the address; the caller runs `serve_forever`."""
-    return ThreadingHTTPServer((address, port), Metadata)
+    return Server((address, port), whose, Metadata)

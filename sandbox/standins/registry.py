@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from sandbox.standins.machines import Container, Machine
 from sandbox.standins.ssm_commands import RunCommand
 
 _ACCOUNT = "123456789012"
+# What a machine of this processor would be: EC2's word for it, and a type with a T4 or a T4G.
+_KINDS = {"x86_64": ("x86_64", "g4dn.4xlarge"), "aarch64": ("arm64", "g5g.4xlarge")}
 
 
 class Registry:
@@ -35,7 +38,7 @@ class Registry:
         machine: Callable[[str], Machine],
         *,
         tags: dict[str, str] | None = None,
-        instance_type: str = "g5g.4xlarge",
+        instance_type: str = "",
         region: str = "us-east-1",
         instance_id: str = "",
         **agent: Any,
@@ -43,16 +46,12 @@ class Registry:
         """Makes an instance in EC2, unless it is there already, and an agent for it."""
         if not instance_id:
             backend = ec2_backends[_ACCOUNT][region]
-            image = next(iter(backend.describe_images()))
+            architecture, usual = _KINDS[os.uname().machine]
+            image = next(iter(backend.describe_images(filters={"architecture": [architecture]})))
             made = backend.run_instances(
-                image.id,
-                1,
-                "",
-                [],
-                instance_type=instance_type,
-                tags={"instance": tags or {}},
+                image.id, 1, "", [], instance_type=instance_type or usual, tags={"instance": tags or {}},
                 is_instance_type_default=False,
-            )
+            )  # fmt: skip
             instance_id = made.instances[0].id
         managed = ManagedInstance(machine(instance_id), **agent)
         self.agents[instance_id] = managed
@@ -60,7 +59,7 @@ class Registry:
 
     def _machines(self, wanted: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Adds a container where one is given; says which machines there are."""
-        if wanted is not None:
+        if wanted is not None and self.agents.at(wanted["address"]) is None:
             podman, name = wanted.pop("podman"), wanted.pop("name")
             self.add(lambda instance_id: Container(instance_id, podman, name), **wanted)
         return [

@@ -12,9 +12,9 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from moto.server import ThreadedMotoServer
-
 from sandbox.standins import aws, metadata
+from sandbox.standins.local_aws import LocalAws
+from sandbox.standins.registry import Registry
 
 
 class Files(SimpleHTTPRequestHandler):
@@ -38,10 +38,11 @@ def main() -> None:
     done = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: done.set())
     aws.put_at_once()
-    moto = ThreadedMotoServer(ip_address=args.bind, port=args.aws_port, verbose=False)
-    moto.start()
+    local_aws = LocalAws(args.bind, args.aws_port)
+    registry = Registry(local_aws)
+    local_aws.start()
     files = ThreadingHTTPServer((args.bind, args.files_port), functools.partial(Files, directory=str(args.files_root)))
-    imds = metadata.serve(args.metadata_address, args.metadata_port)
+    imds = metadata.serve(args.metadata_address, args.metadata_port, registry.agents.at)
     for server in (files, imds):
         threading.Thread(target=server.serve_forever, daemon=True).start()
     aws.seed(f"http://{args.bind}:{args.aws_port}")
@@ -49,7 +50,7 @@ def main() -> None:
     done.wait()
     for server in (files, imds):
         server.shutdown()
-    moto.stop()
+    local_aws.stop()
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ class RunCommand:
                 "GetCommandInvocation": self._invocation,
                 "CancelCommand": self._cancel,
                 "DescribeInstanceInformation": self._information,
+                "ListDocumentVersions": _versions,
             }
         )
 
@@ -193,6 +194,22 @@ class RunCommand:
             and shown["PingStatus"] in wanted.get("PingStatus", [shown["PingStatus"]])
         ]
         return _page(call, "InstanceInformationList", found)
+
+
+def _versions(call: Call) -> dict[str, Any]:
+    """A document's versions, which moto keeps and does not list."""
+    found = ssm_backends[_ACCOUNT][call.region]._documents.get(call.parameters["Name"])
+    if found is None:
+        raise Refusal("InvalidDocument", f"Document with name {call.parameters['Name']} does not exist.")
+    shown = [
+        {
+            "Name": call.parameters["Name"],
+            "DocumentVersion": version,
+            "IsDefaultVersion": version == found.default_version,
+        }
+        for version in found.versions
+    ]
+    return _page(call, "DocumentVersions", shown)
 
 
 def _document(call: Call) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import boto3
 import httpx
 
-from sandbox.standins import aws
+from sandbox.standins import aws, metadata
 from sandbox.standins.agents import Agents, ManagedInstance
 from sandbox.standins.local_aws import LocalAws
 from sandbox.standins.machines import Folder
@@ -28,6 +29,7 @@ class Local:
         self.registry = Registry(self.aws)
         self.cloud = self.aws.cloud
         self.url = self.aws.url
+        self.services: list[metadata.Server] = []
         self.environment = {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "testing",
@@ -46,8 +48,15 @@ class Local:
         return boto3.Session("testing", "testing", region_name=region).client(service, endpoint_url=self.url)
 
     def add(self, folder: Path, **more: Any) -> ManagedInstance:
-        """An instance whose commands run in the folder."""
-        return self.registry.add(lambda instance_id: Folder(instance_id, folder), **more)
+        """An instance whose commands run in the folder, with instance metadata of its own."""
+        folder.mkdir(exist_ok=True)
+        made = self.registry.add(lambda instance_id: Folder(instance_id, folder), **more)
+        service = metadata.serve("127.0.0.1", 0, lambda _: made)
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        self.services.append(service)
+        made.variables["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = f"http://127.0.0.1:{service.server_port}"
+        made.variables["FLEET_STATE"] = str(folder / "state")
+        return made
 
 
 @contextmanager
@@ -60,3 +69,6 @@ def local_aws() -> Iterator[Local]:
         yield local
     finally:
         local.aws.stop()
+        for service in local.services:
+            service.shutdown()
+            service.server_close()

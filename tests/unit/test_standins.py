@@ -18,7 +18,7 @@ from sandbox.standins import gpu, metadata
 
 @pytest.fixture
 def imds() -> Iterator[str]:
-    server = metadata.serve("127.0.0.1", 0)
+    server = metadata.serve("127.0.0.1", 0, lambda _: None)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sandbox import world
+from sandbox.host_variables import record_path
 
 EARLIER = {
     "podman": "/p", "hosts": [{"name": "one", "address": "10.0.0.1"}], "aws_url": "a", "files_url": "f",
@@ -16,8 +17,8 @@ EARLIER = {
 
 @pytest.mark.parametrize("more", [{}, {"base_image": "image", "emulated": ["arm"]}])
 def test_a_sandbox_of_an_earlier_version_is_still_known(more: dict[str, object]) -> None:
-    world.record_path().parent.mkdir(parents=True)
-    world.record_path().write_text(json.dumps({**EARLIER, **more}))
+    record_path().parent.mkdir(parents=True)
+    record_path().write_text(json.dumps({**EARLIER, **more}))
     found = world.read()
     assert found is not None
     assert found.hosts == (world.Host("one", "10.0.0.1"),)
