@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet import aws_inventory
 from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT
 from fleet.requests import Request
@@ -84,6 +85,7 @@ def _listed(request: Request) -> dict[str, Any]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
+        aws_inventory.explain(request.inventories, request.limit)
         raise FleetError(
             f"the inventory cannot be read: {done.stderr.strip()[-900:]}",
             where=", ".join(str(path) for path in request.inventories),

@@ -245,16 +245,33 @@ def test_throttling_that_goes_on_is_told(cloud: Local, monkeypatch: pytest.Monke
     assert raised.value.code is ExitCode.UNREACHABLE
 
 
-def test_no_host_is_a_failure_of_every_command(cloud: Local) -> None:
-    environment = {**os.environ, **cloud.environment}
-    fleet = subprocess.run(
-        [sys.executable, "-m", "fleet", "status", "-i", str(FILE)], cwd=PROJECT, env=environment, capture_output=True,
-        text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert fleet.returncode == 2
-    assert "runner: no instance has the tag vllm-fleet" in fleet.stderr and "\n  mend:  " in fleet.stderr
+@pytest.mark.parametrize("transport", ["run-command", "session"])
+def test_no_host_is_a_failure_of_a_command(cloud: Local, transport: str) -> None:
+    lost = start(cloud, tags={"vllm-fleet": "main"})
+    done = []
+    # An inventory that the plugin refuses, one that it leaves empty, and one that --limit does.
+    for tags, words in (([], []), (VLLM, ["--limit", "i-0"]), (None, [])):
+        if tags is None:
+            cloud.client("ec2").stop_instances(InstanceIds=[lost])
+        elif tags:
+            given = [{"Key": key, "Value": value} for key, value in VLLM.items()]
+            cloud.client("ec2").create_tags(Resources=[lost], Tags=given)
+        argv = [sys.executable, "-m", "fleet", "status", "-i", str(FILE), "--transport", transport, *words]
+        environment = {**os.environ, **cloud.environment}
+        told = subprocess.run(
+            argv, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        done.append((told.returncode, told.stderr.split("\n  where:")[0].splitlines()[-1]))
+    assert done == [
+        (2, f"runner: 1 of 1 running instances have no tag vllm-fleet-role with vllm or builder: {lost}"),
+        (2, f"runner: --limit i-0 matches none of the fleet's 1 running instances: {lost}"),
+        (2, "runner: 1 with the tag vllm-fleet (1 stopped), and none of them has instance-state-name running"),
+    ]
+
+
+def test_no_host_is_a_failure_of_the_playbook_itself(cloud: Local) -> None:
     play = subprocess.run(
-        [str(BIN / "ansible-playbook"), "-i", str(FILE), "playbooks/site.yml"], cwd=PROJECT, env=environment,
-        capture_output=True, text=True, check=False, timeout=120,
+        [str(BIN / "ansible-playbook"), "-i", str(FILE), "playbooks/site.yml"], cwd=PROJECT,
+        env={**os.environ, **cloud.environment}, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert play.returncode != 0 and "no host in the groups vllm and builder" in play.stderr
