@@ -14,7 +14,7 @@ from rich.text import Text
 from fleet import running, summary
 from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, standing
 from fleet.progress import plain, terminal
-from fleet.requests import Request, sandbox_inventory
+from fleet.requests import Request, Transport, sandbox_inventory
 
 from ansible.module_utils.launch_shapes import REPORTED, chosen  # isort: skip
 
