@@ -31,7 +31,6 @@ def main() -> int:
         "hosts": list(hosts),
         "vars": {
             **host_variables.variables(world),
-            "vllm_fleet_bucket": "vllm-fleet",
             "vllm_fleet_endpoint_url": world["aws_url"],
         },
     }

@@ -51,9 +51,10 @@ def resolved(request: Request) -> list[Host]:
 
 def _host(name: str, groups: tuple[str, ...], variables: dict[str, Any]) -> Host:
     try:
-        region = str(variables["placement"]["region"])
-        architecture = {"arm64": "aarch64"}.get(variables["architecture"], str(variables["architecture"]))
-        instance_id = str(variables["instance_id"])
+        region = str(_plain(variables["placement"]["region"]))
+        found = str(_plain(variables["architecture"]))
+        architecture = {"arm64": "aarch64"}.get(found, found)
+        instance_id = str(_plain(variables["instance_id"]))
     except (KeyError, TypeError):
         raise FleetError(
             "no instance_id, architecture or placement.region, and all are wanted",
@@ -61,6 +62,11 @@ def _host(name: str, groups: tuple[str, ...], variables: dict[str, Any]) -> Host
             mend="use inventory/aws_ec2.yml",
         ) from None
     return Host(instance_id, region, architecture, groups, variables)
+
+
+def _plain(value: Any) -> Any:
+    """A value without Ansible's mark of what came from outside; hosts get their variables with it."""
+    return value["__ansible_unsafe"] if isinstance(value, dict) and "__ansible_unsafe" in value else value
 
 
 def _members(listed: dict[str, Any], group: str) -> list[str]:
