@@ -28,6 +28,7 @@ from sandbox.standins import gpu, nvidia_repository, rust_distribution
 _FILES_URL = f"http://{STAND_INS_ADDRESS}:8080"
 _AWS_URL = f"http://{STAND_INS_ADDRESS}:5000"
 _PAUSE = "vllm-fleet-standins"
+_ADDRESS_KEPT = ("POSTROUTING", "-s", SUBNET, "-d", "169.254.169.254/32", "-j", "ACCEPT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
     if not podman.succeeds("network", "exists", NETWORK):
         podman("network", "create", NETWORK, "--subnet", SUBNET)
     _start_stand_ins(podman, host_image.name, files)
+    _keep_addresses()
     started = tuple(_start_host(podman, host_image, card, models, number) for number in range(1, hosts + 1))
     if arm64:
         with steps.step("stand-in: NVIDIA repository for Arm servers"):
@@ -137,6 +139,7 @@ def down(steps: Steps) -> None:
         if podman.succeeds("network", "exists", NETWORK):
             podman("network", "rm", "-f", NETWORK)
         _clear_netavark()
+        _iptables("nat", "-D", *_ADDRESS_KEPT)
         containers.release()
     if world is not None:
         _ip_forward().write_text(world.ip_forward_before)
@@ -293,8 +296,16 @@ def _clear_netavark() -> None:
                 _iptables(table, verb, chain)
 
 
-def _iptables(table: str, *words: str) -> None:
-    subprocess.run(["iptables", "-t", table, *words], capture_output=True, check=False)
+def _keep_addresses() -> None:
+    """The metadata service tells hosts apart by their address, which the engine's masquerading would hide from it."""
+    if not _iptables("nat", "-C", *_ADDRESS_KEPT):
+        _iptables("nat", "-I", *_ADDRESS_KEPT)
+
+
+def _iptables(table: str, *words: str) -> bool:
+    """Whether `iptables WORDS` on this table was done."""
+    done = subprocess.run(["iptables", "-t", table, *words], capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def _ip_forward() -> Path:
