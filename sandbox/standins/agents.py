@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sandbox.standins.machines import Machine
@@ -34,6 +37,8 @@ class ManagedInstance:
     deliveries: int = 1
     spot_notice: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    # On this machine, of what the agent has begun; a container's own processes go down with it.
+    processes: list[int] = field(default_factory=list)
     _last_ping: float = field(default_factory=time.time)
 
     def environment(self) -> dict[str, str]:
@@ -58,6 +63,14 @@ class ManagedInstance:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
+    def go_down(self) -> None:
+        """The machine goes down and comes up again: all that its agent had begun ends at once."""
+        self.boot += 1
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                for child in _family(process):
+                    os.kill(child, signal.SIGKILL)
+
     def described(self) -> dict[str, Any]:
         """As DescribeInstanceInformation shows it; empty for an instance that is gone."""
         if self.terminated:
@@ -75,6 +88,18 @@ class ManagedInstance:
             "ResourceType": "EC2Instance",
             "IPAddress": self.address,
         }
+
+
+def _family(pid: int) -> list[int]:
+    """A process of this machine and all below it, whatever sessions they have made themselves."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, above in parents.items() if above == parent]
+    return found
 
 
 class Agents(dict[str, ManagedInstance]):

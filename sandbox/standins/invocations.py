@@ -122,6 +122,9 @@ def carry_out(
             # An agent takes up again what its machine's going down broke off: it runs the step anew.
             while (ended := _step(invocation, agent, step["inputs"], parameters)) is None:
                 agent.wait_online()
+                if agent.terminated:
+                    # Nobody is left to tell of it; AWS goes on waiting.
+                    return
             if not ended:
                 return
     invocation.end("Success", "Success", 0)
@@ -141,11 +144,13 @@ def _step(
             agent.machine.command(argv), cwd=agent.machine.folder, env=agent.environment(),
             stdin=subprocess.DEVNULL, stdout=out, stderr=error, start_new_session=True,
         )  # fmt: skip
+        agent.processes.append(process.pid)
         while (code := process.poll()) is None:
             time.sleep(0.05)
             if time.monotonic() > until and not timed_out:
                 timed_out = True
                 agent.end(invocation.pid_file)
+        agent.processes.remove(process.pid)
         if agent.boot != boot:
             return None
         invocation.output += _read(out)

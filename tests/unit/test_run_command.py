@@ -2,34 +2,283 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
-from fleet.errors import ExitCode
-from fleet.events import Event, HostResult, HostStarted, Outcome, TaskStarted
+from fleet import execution
+from fleet.errors import ExitCode, FleetError
+from fleet.events import Event, HostResult, HostStarted, TaskStarted
+from fleet.run_command import store
 from fleet.run_command.transport import execute
-from tests.unit.fleet_on_ec2 import SOON, fleet
+from tests.unit.fleet_on_ec2 import BUCKET, SOON, Fleet, fleet
 
-TASKS = """
-  - {name: one, ansible.builtin.command: {argv: ['sh', '-c', 'echo ran >>{{ folder }}/ran']}}
-  - {name: two, ansible.builtin.ping: }
-"""
+RAN = "  - {name: one, ansible.builtin.command: {argv: ['sh', '-c', 'echo ran >>{{ folder }}/ran']}}\n"
+WAITS = (
+    "  - {name: waits, ansible.builtin.command: {argv: ['sh', '-c', 'echo $$ >{{ folder }}/pid; exec sleep 100']}}\n"
+)
+FAILS = "  - {name: fails, ansible.builtin.fail: {msg: 'as asked'}}\n"
 
 
-def test_events_and_code_are_those_of_a_push_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    with fleet(tmp_path, monkeypatch) as found:
+        yield found
+
+
+def until(found: Callable[[], Any], seconds: float = 30) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if got := found():
+            return got
+        time.sleep(0.05)
+    raise AssertionError(f"nothing within {seconds} s")
+
+
+def told(found: Fleet, tasks: str = RAN, code: ExitCode = ExitCode.UNREACHABLE) -> str:
+    """What the first machine's host is told to have come to."""
+    finished = execute(found.request(tasks), lambda _: None, SOON)
+    assert finished.code is code, finished
+    message = finished.hosts[found.machines[0].machine.instance_id].message
+    assert "\n  where: " in message and "\n  mend:  " in message
+    return message
+
+
+def meanwhile(found: Fleet, act: Callable[[], None]) -> None:
+    """Acts as soon as the first machine is in its long task."""
+
+    def wait() -> None:
+        until(lambda: (found.folder / "host0" / "pid").exists())
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def ran(found: Fleet, number: int = 0) -> int:
+    path = found.folder / f"host{number}" / "ran"
+    return len(path.read_text().split()) if path.exists() else 0
+
+
+def on_host(found: Fleet) -> list[str]:
+    """Processes of the run on the first machine."""
+    state = str(found.folder / "host0" / "state").encode()
+    lines = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (folder / "cmdline").read_bytes()
+            lines += [line.decode()] if state in line else []
+    return lines
+
+
+def seen(events: list[Event], host: str) -> list[tuple[str, str, str]]:
+    """What a host's events tell, without its name and times."""
+    found = []
+    for event in events:
+        if isinstance(event, TaskStarted):
+            continue
+        if event.host == host:
+            found.append((event.role, event.task, str(event.outcome) if isinstance(event, HostResult) else "began"))
+    return found
+
+
+def test_events_and_codes_are_those_of_a_push_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = RAN + "  - {name: two, ansible.builtin.ping: }\n  - {name: no, ansible.builtin.ping: , when: false}\n"
     with fleet(tmp_path, monkeypatch, count=2) as found:
-        events: list[Event] = []
-        finished = execute(found.request(TASKS), events.append, SOON)
-        ids = [machine.machine.instance_id for machine in found.machines]
-        assert finished.code is ExitCode.OK, (finished, found.aws.registry.run_command.commands)
-        assert {name: (tally.ok, tally.changed) for name, tally in finished.hosts.items()} == dict.fromkeys(ids, (2, 1))
-        for one in ids:
-            assert [(e.task, e.outcome) for e in events if isinstance(e, HostResult) and e.host == one] == [
-                ("one", Outcome.CHANGED),
-                ("two", Outcome.OK),
-            ]
-            assert [e.task for e in events if isinstance(e, HostStarted) and e.host == one] == ["one", "two"]
-        assert {e.task for e in events if isinstance(e, TaskStarted)} == {"one", "two"}
-        for machine in found.machines:
-            assert (machine.machine.folder / "ran").read_text() == "ran\n"  # type: ignore[operator]
+        for more, code in (("", ExitCode.OK), (FAILS, ExitCode.HOST_FAILED)):
+            request = found.request(tasks + more)
+            pulled: list[Event] = []
+            finished = execute(request, pulled.append, SOON)
+            pushed: list[Event] = []
+            local = {**request.extra_vars, "ansible_connection": "local"}
+            playbook = str(found.project / request.playbook)
+            push = execution.execute(
+                type(request)(playbook=playbook, inventories=request.inventories, extra_vars=local), pushed.append
+            )
+            assert finished.code is push.code is code, (finished, push)
+            assert finished.hosts == push.hosts
+            for machine in found.machines:
+                name = machine.machine.instance_id
+                assert seen(pulled, name) == seen(pushed, name) != []
+        assert [isinstance(event, HostStarted) for event in pulled].count(True) == 8
+
+
+def test_what_is_marked_as_from_outside_reaches_the_host_as_its_value(one: Fleet) -> None:
+    tasks = "  - {name: said, ansible.builtin.debug: {msg: '{{ instance_id }} {{ marked }}'}}\n"
+    request = one.request(tasks)
+    path = request.inventories[0]
+    path.write_text(
+        path.read_text().replace(
+            '"vllm_fleet_bucket"', '"marked": {"__ansible_unsafe": "{{ no }}"}, "vllm_fleet_bucket"'
+        )
+    )
+    events: list[Event] = []
+    assert execute(request, events.append, SOON).code is ExitCode.OK
+    said = [event.result["msg"] for event in events if isinstance(event, HostResult)]
+    assert said == [one.machines[0].machine.instance_id + " {{ no }}"]
+
+
+def test_delivered_twice_is_carried_out_once(one: Fleet) -> None:
+    one.machines[0].deliveries = 2
+    assert execute(one.request(RAN), lambda _: None, SOON).code is ExitCode.OK
+    assert ran(one) == 1
+
+
+def test_another_bundle_than_the_command_names_is_not_run(one: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure = store.Store.ensure
+
+    def tampered(self: store.Store, packed: Any) -> None:
+        ensure(self, packed)
+        if packed.key.startswith("bundles/"):
+            one.aws.client("s3").put_object(Bucket=BUCKET, Key=store.PREFIX + packed.key, Body=b"another")
+
+    monkeypatch.setattr(store.Store, "ensure", tampered)
+    assert "is not run" in told(one, code=ExitCode.HOST_FAILED)
+    assert ran(one) == 0
+
+
+def test_a_result_that_somebody_else_wrote_is_refused(one: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = store.Store._get
+
+    def other(self: store.Store, key: str) -> bytes:
+        content = get(self, key)
+        # The very lines, put there by another hand: only the digest is another.
+        return gzip.compress(gzip.decompress(content) + b"\n", 1)
+
+    monkeypatch.setattr(store.Store, "_get", other)
+    assert "refused" in told(one)
+
+
+def test_an_instance_without_agent_is_told_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet(tmp_path, monkeypatch, count=2) as found:
+        del found.aws.agents[found.machines[0].machine.instance_id]
+        assert "no agent" in told(found)
+        assert (ran(found, 0), ran(found, 1)) == (0, 1)
+
+
+def test_an_agent_that_never_takes_the_command(one: Fleet) -> None:
+    one.machines[0].online = False
+
+    def hurry() -> None:
+        commands = one.aws.registry.run_command.commands
+        until(lambda: list(commands.values()))[0].delivery_s = 1.0
+
+    threading.Thread(target=hurry, daemon=True).start()
+    assert "never answered" in told(one)
+    assert ran(one) == 0
+
+
+def test_an_agent_lost_on_the_way(one: Fleet) -> None:
+    def lose() -> None:
+        one.machines[0].online = False
+        pid = int((one.folder / "host0" / "pid").read_text())
+        # Its job is stuck without a word, not only its agent away.
+        os.kill(pid, signal.SIGSTOP)
+
+    meanwhile(one, lose)
+    try:
+        message = told(one, WAITS)
+        assert "agent lost" in message and "at waits" in message
+    finally:
+        os.kill(int((one.folder / "host0" / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_spot_instance_that_is_taken_back(one: Fleet) -> None:
+    instance = one.machines[0].machine.instance_id
+
+    def take_back() -> None:
+        one.machines[0].spot_notice = '{"action": "terminate", "time": "2026-12-03T08:22:00Z"}'
+        time.sleep(7)
+        one.aws.client("ec2").terminate_instances(InstanceIds=[instance])
+        one.machines[0].terminated = True
+        one.machines[0].go_down()
+
+    meanwhile(one, take_back)
+    message = told(one, WAITS)
+    assert "terminated" in message and "spot notice: terminate at 2026-12-03T08:22:00Z" in message
+
+
+def test_a_reboot_in_the_middle_is_told_and_not_begun_again(one: Fleet) -> None:
+    def reboot() -> None:
+        claims = list((one.folder / "host0" / "state" / "runs").glob("*/boot_id"))
+        one.machines[0].go_down()
+        # Another boot than the one that claimed the run.
+        claims[0].write_text("another boot")
+
+    meanwhile(one, reboot)
+    assert "rebooted" in told(one, RAN + WAITS)
+    assert ran(one) == 1
+
+
+def test_ctrl_c_ends_it_on_the_host(one: Fleet) -> None:
+    meanwhile(one, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        execute(one.request(WAITS), lambda _: None, SOON)
+    # What the task itself has started on the host is for the stop playbook, as after a push run.
+    os.kill(int((one.folder / "host0" / "pid").read_text()), signal.SIGKILL)
+    until(lambda: not on_host(one))
+    command = next(iter(one.aws.registry.run_command.commands.values()))
+    assert command.status == "Cancelled"
+
+
+def test_time_limits_are_the_runs(one: Fleet) -> None:
+    with pytest.raises(FleetError) as stopped:
+        execute(one.request(WAITS, limit_s=6), lambda _: None, SOON)
+    assert stopped.value.code is ExitCode.STALLED
+    until(lambda: not on_host(one))
+
+
+def test_reads_outlive_throttling_and_lag(one: Fleet) -> None:
+    one.aws.cloud.lag_s = 2.0
+    one.aws.cloud.throttle.update({"ListCommandInvocations": 2, "ListObjectsV2": 2, "DescribeInstanceInformation": 1})
+    assert execute(one.request(RAN), lambda _: None, SOON).code is ExitCode.OK
+    assert ran(one) == 1
+
+
+def test_a_send_that_is_turned_away_is_told_and_not_repeated(one: Fleet) -> None:
+    one.aws.cloud.throttle["SendCommand"] = 1
+    with pytest.raises(FleetError) as turned_away:
+        execute(one.request(RAN), lambda _: None, SOON)
+    assert turned_away.value.code is ExitCode.UNREACHABLE
+    assert (one.aws.cloud.asked("SendCommand"), ran(one)) == (1, 0)
+
+
+def test_nothing_is_sent_where_something_is_missing(one: Fleet) -> None:
+    request = one.request(RAN)
+    path = request.inventories[0]
+    good = path.read_text()
+    wrong: list[tuple[str, str, str, ExitCode]] = [
+        (f'"{BUCKET}"', '""', "vllm_fleet_bucket", ExitCode.BAD_INPUT),
+        (f'"{BUCKET}"', '"no-such-bucket"', "no-such-bucket", ExitCode.HOST_FAILED),
+        ('"architecture"', '"other"', "variables of the inventory", ExitCode.BAD_INPUT),
+        ('"aws_ec2"', '"elsewhere"', "aws_ec2.json", ExitCode.BAD_INPUT),
+        (
+            '"vllm_fleet_bucket"',
+            '"vllm_fleet_python": "3.9", "vllm_fleet_bucket"',
+            "vllm_fleet_python",
+            ExitCode.BAD_INPUT,
+        ),
+    ]
+    for before, after, where, _ in wrong:
+        path.write_text(good.replace(before, after))
+        with pytest.raises(FleetError) as refused:
+            execute(request, lambda _: None, SOON)
+        assert where in refused.value.where, refused.value
+    path.write_text(good)
+    one.aws.client("ssm").delete_document(Name="vllm-fleet-run")
+    with pytest.raises(FleetError, match="not in this region") as refused:
+        execute(request, lambda _: None, SOON)
+    assert refused.value.mend == "./runner.py ssm install --region us-east-1"
+    assert one.aws.cloud.asked("SendCommand") == 0 and ran(one) == 0
+    with pytest.raises(ClientError):
+        one.aws.client("s3").head_bucket(Bucket="no-such-bucket")
