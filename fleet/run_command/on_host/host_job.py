@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -144,6 +145,7 @@ def main() -> int:
     try:
         _, code = worker.run()
     finally:
+        _end_workers(private)
         chunks.end()
         shutil.rmtree(private, ignore_errors=True)
     end = {"run": os.environ["FLEET_RUN_ID"], "chunks": chunks.count, "digest": chunks.digest, "rc": code}
@@ -158,6 +160,14 @@ def _inventory(private: Path, instance: str, host: dict[str, Any]) -> Path:
     variables = {**host["variables"], "ansible_connection": "local", "ansible_host": instance}
     path.write_text(json.dumps({"all": {"hosts": {instance: variables}, "children": groups}}))
     return path
+
+
+def _end_workers(private: Path) -> None:
+    """Ends what a cancelled Ansible leaves: workers in sessions of their own, which go on where they are."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(private).encode() in (folder / "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _watch_spot(metadata: Metadata, chunks: Chunks) -> None:
