@@ -20,6 +20,7 @@ from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, sta
 from fleet.patch_cli import app as patch_app
 from fleet.progress import terminal
 from fleet.requests import LOCAL_AWS, Request, Transport, known_variables, parse_extra_vars, parse_inventories
+from fleet.ssm_cli import app as ssm_app
 from fleet.steps import Durations, Steps
 from sandbox import evidence, local_fleet, world
 from sandbox.cli import app as sandbox_app
@@ -35,6 +36,7 @@ app.add_typer(patch_app, name="patch")
 app.add_typer(bench_app, name="bench")
 app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(build_app, name="build")
+app.add_typer(ssm_app, name="ssm")
 
 _INTERRUPTED = 130
 # A disk that is full or cannot be written is the machine's, not a fault of the program.

@@ -95,11 +95,11 @@ def _store(request: Request, hosts: Sequence[Host]) -> tuple[Store, str]:
             where="vllm_fleet_bucket",
             mend="./runner.py converge -e vllm_fleet_bucket=NAME, or set it in group_vars/aws_ec2.yml",
         )
-    region = _region_of(buckets[0], hosts[0].region)
+    region = region_of(buckets[0], hosts[0].region)
     return Store(aws.client("s3", region), buckets[0]), region
 
 
-def _region_of(bucket: str, near: str) -> str:
+def region_of(bucket: str, near: str) -> str:
     """Where a bucket is: S3 says so to whoever asks in another region too."""
     with told(f"s3://{bucket}"):
         try:
