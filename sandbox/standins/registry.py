@@ -12,6 +12,7 @@ from sandbox.standins.agents import Agents, ManagedInstance
 from sandbox.standins.local_aws import LocalAws
 from sandbox.standins.machines import Container, Machine
 from sandbox.standins.ssm_commands import RunCommand
+from sandbox.standins.ssm_sessions import Sessions
 
 _ACCOUNT = "123456789012"
 # What a machine of this processor would be: EC2's word for it, and a type with a T4 or a T4G.
@@ -25,6 +26,7 @@ class Registry:
         self.agents = Agents()
         self._aws = aws
         self.run_command = RunCommand(aws, self.agents)
+        Sessions(aws, self.agents)
         aws.pages.update(
             {
                 "/stand-in/machines": self._machines,

@@ -1,0 +1,126 @@
+"""Connection through a Systems Manager session: amazon.aws.aws_ssm, which never runs a command twice nor waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible_collections.amazon.aws.plugins.connection import aws_ssm
+from botocore.exceptions import BotoCoreError, ClientError
+
+# The options are the parent's; Ansible looks for them in the plugin's own module.
+globals()["DOCUMENTATION"] = aws_ssm.DOCUMENTATION
+
+_CLOSE_S = 10.0
+_MENDS = {
+    "TargetNotConnected": "start the agent (amazon-ssm-agent) and give the instance a profile with a role for it",
+    "ExpiredTokenException": "renew the credentials, then run this again",
+    "AccessDeniedException": "grant docs/policies/session.json to the controller",
+}
+
+
+class Connection(aws_ssm.Connection):  # type: ignore[misc]
+    """A session with one instance; each wait ends after `ansible_aws_ssm_timeout` seconds of wall clock."""
+
+    transport = "ssm_session"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The parent reads its option before any is set, and its retries run a command again that may have been run.
+        self.reconnection_retries = 0
+
+    def get_executable(self) -> str:
+        """The path of the session-manager-plugin."""
+        try:
+            return str(super().get_executable())
+        except AnsibleError as error:
+            raise self._failure(
+                f"the session-manager-plugin is missing: {error.message}",
+                "install it on the controller, see docs/sessions.md, or set AWS_SESSION_MANAGER_PLUGIN to its path",
+            ) from error
+
+    def start_session(self) -> None:
+        """Opens the session unless it is open; all that AWS refuses makes the host unreachable."""
+        if self.session_manager is not None:
+            return
+        if not self.get_option("bucket_name"):
+            raise self._failure("no bucket for files", "set vllm_fleet_bucket, e.g. -e vllm_fleet_bucket=NAME")
+        try:
+            with self._limit("the session did not open"):
+                super().start_session()
+        except ClientError as error:
+            self.session_manager = None
+            code = error.response["Error"]["Code"]
+            mend = _MENDS.get(code, "see what AWS says of this error")
+            raise self._failure(f"the session was refused: {error}", mend) from error
+        except BotoCoreError as error:
+            self.session_manager = None
+            raise self._failure(f"no session: {error}", "check the region, credentials and network") from error
+
+    def exec_communicate(self, *args: Any, **kwargs: Any) -> tuple[int, str, str]:
+        """The command's exit code, output and errors; a session that ends before the command is a failure."""
+        with self._limit("the command did not end, it was sent once and is not sent again"):
+            code, stdout, stderr = super().exec_communicate(*args, **kwargs)
+            if code is None:
+                raise OSError("the session ended before the command")
+        return code, stdout, stderr
+
+    def close(self) -> None:
+        """Ends the session; its client is given some seconds for it."""
+        manager = getattr(self, "_session_manager", None)
+        if manager is None:
+            return
+        timer = threading.Timer(_CLOSE_S, self._kill_client, [manager])
+        timer.daemon = True
+        timer.start()
+        try:
+            super().close()
+        except (OSError, ClientError, BotoCoreError) as error:
+            self.verbosity_display(2, f"session not closed in order: {error}")
+        finally:
+            timer.cancel()
+            self._session_manager = None
+
+    @contextmanager
+    def _limit(self, what: str) -> Iterator[None]:
+        """Ends the session's client when the time is over: whatever waits for its output then returns."""
+        limit_s = int(self.get_option("ssm_timeout"))
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            self._kill_client(self.session_manager)
+
+        timer = threading.Timer(limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (AnsibleConnectionFailure, OSError) as error:
+            if isinstance(error, AnsibleConnectionFailure) and "mend:" in str(error):
+                raise
+            timed = over.is_set() or isinstance(error, AnsibleConnectionFailure)
+            self._kill_client(self.session_manager)
+            self.close()
+            if timed:
+                raise self._failure(
+                    f"{what} within {limit_s} s", "look at the host, or set ansible_aws_ssm_timeout higher"
+                ) from error
+            raise self._failure(f"the session broke: {error}", "look at the host and its agent") from error
+        finally:
+            timer.cancel()
+
+    @staticmethod
+    def _kill_client(manager: Any) -> None:
+        if manager is None or manager.session is None:
+            return
+        if manager._process_mgr is not None:
+            # Without it the parent would say goodbye to a client that is gone, and wait.
+            manager._process_mgr._has_timeout = True
+        manager.session.kill()
+
+    def _failure(self, what: str, mend: str) -> AnsibleConnectionFailure:
+        return AnsibleConnectionFailure(f"session: {what}\n  where: {self.instance_id}\n  mend:  {mend}")
