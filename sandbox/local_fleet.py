@@ -6,6 +6,7 @@ import os
 
 import boto3
 
+from fleet.paths import PROJECT
 from fleet.run_command import document
 from fleet.steps import Steps
 from sandbox import world
@@ -39,6 +40,7 @@ def environment(found: World) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": aws.REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SESSION_MANAGER_PLUGIN": str(PROJECT / "sandbox" / "standins" / "session-manager-plugin"),
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), host])),
     }

@@ -1,4 +1,4 @@
-"""Connection through a Systems Manager session: amazon.aws.aws_ssm, which never runs a command twice nor waits for ever."""
+"""Connection by a Systems Manager session: amazon.aws.aws_ssm, which runs nothing twice and does not wait for ever."""
 
 from __future__ import annotations
 
