@@ -46,7 +46,8 @@ class LocalAws:
         self._server: BaseWSGIServer = make_server(bind, port, self, True, request_handler=_Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         host, found = self._server.server_address[:2]
-        self.url = f"http://{host!s}:{found}"
+        self.host = str(host)
+        self.url = f"http://{self.host}:{found}"
 
     def start(self) -> None:
         """Serves in a thread of its own."""

@@ -78,7 +78,8 @@ class Session:
 
     def _pass_on(self, channel: ServerConnection, terminal: int) -> None:
         """What the terminal says, until the shell is gone; then the channel is closed."""
-        assert self._shell is not None
+        if self._shell is None:
+            return
         with contextlib.suppress(ConnectionClosed):
             # The terminal's other end closed: Linux says EIO.
             with contextlib.suppress(OSError):
@@ -107,6 +108,7 @@ class Sessions:
 
     def __init__(self, aws: LocalAws, agents: Agents) -> None:
         self._agents = agents
+        self._host = aws.host
         self._open: dict[str, Session] = {}
         self._server: Server | None = None
         self._lock = threading.Lock()
@@ -118,12 +120,12 @@ class Sessions:
             raise Refusal("TargetNotConnected", f"{target} is not connected.")
         with self._lock:
             if self._server is None:
-                self._server = serve(self._channel, "127.0.0.1", 0, compression=None)
+                self._server = serve(self._channel, self._host, 0, compression=None)
                 threading.Thread(target=self._server.serve_forever, daemon=True).start()
         session = Session(self._agents[target])
         self._open[session.id] = session
         port = self._server.socket.getsockname()[1]
-        url = f"ws://127.0.0.1:{port}/v1/data-channel/{session.id}?role=publish_subscribe"
+        url = f"ws://{self._host}:{port}/v1/data-channel/{session.id}?role=publish_subscribe"
         return {"SessionId": session.id, "TokenValue": session.token, "StreamUrl": url}
 
     def _terminate(self, call: Call) -> dict[str, Any]:
