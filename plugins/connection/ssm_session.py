@@ -26,6 +26,7 @@ class Connection(aws_ssm.Connection):  # type: ignore[misc]
     """A session with one instance; each wait ends after `ansible_aws_ssm_timeout` seconds of wall clock."""
 
     transport = "ssm_session"
+    session_manager: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
