@@ -30,6 +30,8 @@ class ManagedInstance:
     machine: Machine
     platform_name: str = "Debian GNU/Linux"
     platform_version: str = "12"
+    region: str = "us-east-1"
+    instance_type: str = "g5g.4xlarge"
     address: str = ""
     online: bool = True
     terminated: bool = False
@@ -45,14 +47,16 @@ class ManagedInstance:
         """What the agent's processes get on this machine; inside a container it is the container's own."""
         return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root"), **self.variables}
 
-    def wait_online(self) -> None:
-        """Returns when the agent is there; at once where the instance is gone."""
-        while not self.online and not self.terminated:
-            time.sleep(0.05)
+    @property
+    def heard(self) -> bool:
+        """Whether AWS and the agent hear of each other."""
+        return self.online and not self.terminated
 
     def end(self, pid_file: str) -> None:
         """Ends the processes of a command as the agent does: TERM, and after some seconds KILL."""
         script = (
+            # The process may just be about to begin.
+            'n=0; while [ ! -s "$1" ] && [ $n -lt "$2" ]; do sleep 0.1; n=$((n + 1)); done; '
             'pid=$(cat "$1") && kill -TERM "-$pid" || exit 0; n=0; '
             'while kill -0 "-$pid" 2>/dev/null && [ $n -lt "$2" ]; do sleep 0.1; n=$((n + 1)); done; '
             'kill -KILL "-$pid" 2>/dev/null; exit 0'
@@ -64,9 +68,11 @@ class ManagedInstance:
         )  # fmt: skip
 
     def go_down(self) -> None:
-        """The machine goes down and comes up again: all that its agent had begun ends at once."""
+        """The machine goes down, and comes up again unless it is terminated: all that its agent had begun ends."""
         self.boot += 1
-        for process in self.processes:
+        for argv in self.machine.switching(on=not self.terminated):
+            subprocess.run(argv, capture_output=True, check=False)
+        for process in list(self.processes):
             with contextlib.suppress(ProcessLookupError):
                 for child in _family(process):
                     os.kill(child, signal.SIGKILL)
@@ -105,10 +111,11 @@ def _family(pid: int) -> list[int]:
 class Agents(dict[str, ManagedInstance]):
     """Every managed instance by its id."""
 
-    def takes(self, instance_id: str) -> bool:
-        """Whether SendCommand takes this instance: AWS does so while it is registered, its agent lost or not."""
-        return not self[instance_id].terminated
+    def takes(self, instance_id: str, region: str) -> bool:
+        """Whether SendCommand takes this instance: AWS does so while it is registered there, its agent lost or not."""
+        agent = self.get(instance_id)
+        return agent is not None and agent.region == region and not agent.terminated
 
     def at(self, address: str) -> ManagedInstance | None:
         """The machine with this network address."""
-        return next((found for found in self.values() if found.address == address), None)
+        return next((found for found in self.values() if found.address == address and not found.terminated), None)

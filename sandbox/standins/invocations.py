@@ -14,6 +14,10 @@ from sandbox.standins.agents import ManagedInstance
 
 # What AWS keeps of an output: GetCommandInvocation's first characters, and ListCommandInvocations' of each plugin.
 _OUTPUT, _ERROR, _LISTED = 24_000, 8_000, 2_500
+# No process ends with it.
+_OVERTIME = 1000
+# The exit code that the agent tells of what it stopped.
+_STOPPED = 137
 _OVER = frozenset({"Success", "Failed", "TimedOut", "Cancelled"})
 
 
@@ -37,8 +41,8 @@ class Invocation:
 
     @property
     def failed(self) -> bool:
-        """Whether it counts as an error."""
-        return self.status in ("Failed", "TimedOut")
+        """Whether it counts as an error; what was never delivered does not."""
+        return self.details in ("Failed", "ExecutionTimedOut")
 
     def end(self, status: str, details: str, code: int = -1) -> None:
         """Ends it, once."""
@@ -46,15 +50,13 @@ class Invocation:
             if not self.over:
                 self.status, self.details, self.response_code, self.ended = status, details, code, time.time()
 
-    def cancel(self) -> bool:
-        """Takes the cancellation; True where a process is to be ended."""
+    def cancel(self) -> None:
+        """Takes the cancellation; what runs already is the agent's to end."""
         with self.lock:
             if self.status == "Pending":
                 self.status = self.details = "Cancelled"
-            running = self.status == "InProgress"
-            if running:
+            elif self.status == "InProgress":
                 self.status = self.details = "Cancelling"
-            return running
 
     def begin(self) -> bool:
         """The machine takes it up, unless it was cancelled."""
@@ -105,40 +107,64 @@ def carry_out(
     agent: ManagedInstance,
     document: dict[str, Any],
     parameters: dict[str, list[str]],
+    late: Callable[[], bool],
     expired: Callable[[], bool],
 ) -> None:
-    """Waits for the agent, runs the steps, and ends the invocation as AWS would."""
-    while not agent.online:
-        if expired():
-            invocation.end("TimedOut", "DeliveryTimedOut")
-            return
-        if invocation.over:
-            return
-        time.sleep(0.05)
-    if not invocation.begin():
+    """Waits for the agent, runs the steps, and ends the invocation as AWS would.
+
+    Args:
+        late: whether the time for its delivery is over.
+        expired: whether its time as a whole is over: AWS then waits no longer for what an agent has to tell.
+    """
+    if not _heard(invocation, agent, late) or not invocation.begin():
         return
     for _ in range(agent.deliveries):
         for step in document["mainSteps"]:
-            # An agent takes up again what its machine's going down broke off: it runs the step anew.
-            while (ended := _step(invocation, agent, step["inputs"], parameters)) is None:
-                agent.wait_online()
-                if agent.terminated:
-                    # Nobody is left to tell of it; AWS goes on waiting.
+            while (code := _step(invocation, agent, step["inputs"], parameters)) is None:
+                # An agent takes up again what its machine's going down broke off: it runs the step anew.
+                if not _heard(invocation, agent, expired):
                     return
-            if not ended:
+            # What a lost agent knows, nobody else does before it is back.
+            if not _heard(invocation, agent, expired):
+                return
+            if code == _OVERTIME:
+                invocation.end("TimedOut", "ExecutionTimedOut", _STOPPED)
+            elif invocation.status == "Cancelling":
+                invocation.end("Cancelled", "Cancelled", code)
+            elif code:
+                invocation.end("Failed", "Failed", code)
+            if invocation.over:
                 return
     invocation.end("Success", "Success", 0)
 
 
+def execution_s(document: dict[str, Any], parameters: dict[str, list[str]]) -> float:
+    """How long the document's steps may take together."""
+    return sum(_limit_s(step["inputs"], parameters) for step in document["mainSteps"])
+
+
+def _limit_s(inputs: dict[str, Any], parameters: dict[str, list[str]]) -> float:
+    return float(_filled(str(inputs.get("timeoutSeconds", 3600)), parameters))
+
+
+def _heard(invocation: Invocation, agent: ManagedInstance, in_vain: Callable[[], bool]) -> bool:
+    """Waits until the agent is heard of; False where the invocation has ended before."""
+    while not agent.heard and not invocation.over:
+        if in_vain():
+            invocation.end("TimedOut", "DeliveryTimedOut")
+        time.sleep(0.05)
+    return not invocation.over
+
+
 def _step(
     invocation: Invocation, agent: ManagedInstance, inputs: dict[str, Any], parameters: dict[str, list[str]]
-) -> bool | None:
-    """One aws:runShellScript step: whether the next may follow; None where its machine went down under it."""
+) -> int | None:
+    """One aws:runShellScript step: its exit code, _OVERTIME, or None where its machine went down under it."""
     script = "\n".join(_filled(line, parameters) for line in inputs["runCommand"])
-    until = time.monotonic() + float(_filled(str(inputs.get("timeoutSeconds", 3600)), parameters))
+    until = time.monotonic() + _limit_s(inputs, parameters)
     # The script is an argument, so that nothing in it can take its own text for input.
     argv = ["setsid", "--wait", "sh", "-c", 'echo $$ >"$1"; exec sh -c "$2"', "sh", invocation.pid_file, script]
-    boot, timed_out = agent.boot, False
+    boot, overtime, told = agent.boot, False, False
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
         process = subprocess.Popen(
             agent.machine.command(argv), cwd=agent.machine.folder, env=agent.environment(),
@@ -147,23 +173,17 @@ def _step(
         agent.processes.append(process.pid)
         while (code := process.poll()) is None:
             time.sleep(0.05)
-            if time.monotonic() > until and not timed_out:
-                timed_out = True
+            overtime = overtime or time.monotonic() > until
+            # Its time limit a lost agent keeps by itself; of a cancellation it does not hear.
+            if not told and (overtime or (agent.heard and invocation.status == "Cancelling")):
+                told = True
                 agent.end(invocation.pid_file)
         agent.processes.remove(process.pid)
         if agent.boot != boot:
             return None
         invocation.output += _read(out)
         invocation.error += _read(error)
-    # What a lost agent knows, nobody else does before it is back.
-    agent.wait_online()
-    if timed_out:
-        invocation.end("TimedOut", "ExecutionTimedOut", code)
-    elif invocation.status == "Cancelling":
-        invocation.end("Cancelled", "Cancelled", code)
-    elif code:
-        invocation.end("Failed", "Failed", code)
-    return not invocation.over
+    return _OVERTIME if overtime else code
 
 
 def _filled(text: str, parameters: dict[str, list[str]]) -> str:

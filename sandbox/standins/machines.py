@@ -22,6 +22,9 @@ class Machine(Protocol):
     def command(self, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """The command line, to be run on this machine, that runs `argv` there; standard streams go through."""
 
+    def switching(self, *, on: bool) -> list[list[str]]:
+        """Commands of this machine that take it down, and up again if `on`; none where its processes are all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Container:
@@ -36,6 +39,14 @@ class Container:
         """Runs it in the container as root."""
         return [self.podman, "exec", "-i", *(["-t"] if tty else []), self.name, *argv]
 
+    def switching(self, *, on: bool) -> list[list[str]]:
+        """Restarts or stops it; the engine sets up networks where it is called, which is not this process's place."""
+        podman = ["nsenter", "-t", "1", "-n", self.podman]
+        if not on:
+            return [[*podman, "stop", "--time", "60", self.name]]
+        up = self.command(["systemctl", "is-system-running", "--wait"])
+        return [[*podman, "restart", "--time", "60", self.name], up]
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -48,3 +59,8 @@ class Folder:
         """The command itself."""
         del tty
         return list(argv)
+
+    def switching(self, *, on: bool) -> list[list[str]]:
+        """Nothing: its processes are all of it."""
+        del on
+        return []

@@ -65,14 +65,15 @@ def _answers(machine: ManagedInstance | None) -> dict[str, str]:
         "Expiration": (datetime.now(UTC) + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     base = "/latest/meta-data"
+    region = machine.region if machine else REGION
     notice = {f"{base}/spot/instance-action": machine.spot_notice} if machine and machine.spot_notice else {}
     return {
         f"{base}/iam/security-credentials": ROLE,
         f"{base}/iam/security-credentials/{ROLE}": json.dumps(credentials),
         f"{base}/instance-id": instance_id,
-        f"{base}/instance-type": "g5g.4xlarge",
-        f"{base}/placement/region": REGION,
-        f"{base}/placement/availability-zone": f"{REGION}a",
+        f"{base}/instance-type": machine.instance_type if machine else "g5g.4xlarge",
+        f"{base}/placement/region": region,
+        f"{base}/placement/availability-zone": f"{region}a",
         **notice,
     }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from moto.ec2.models import ec2_backends
 
 from sandbox.standins.agents import Agents, ManagedInstance
+from sandbox.standins.cloud import Call
 from sandbox.standins.local_aws import LocalAws
 from sandbox.standins.machines import Container, Machine
 from sandbox.standins.ssm_commands import RunCommand
@@ -34,6 +36,7 @@ class Registry:
                 "/stand-in/calls": self._calls,
             }
         )
+        aws.effects.update({"TerminateInstances": self._terminated, "RebootInstances": self._rebooted})
 
     def add(
         self,
@@ -49,13 +52,14 @@ class Registry:
         if not instance_id:
             backend = ec2_backends[_ACCOUNT][region]
             architecture, usual = _KINDS[os.uname().machine]
+            instance_type = instance_type or usual
             image = next(iter(backend.describe_images(filters={"architecture": [architecture]})))
             made = backend.run_instances(
-                image.id, 1, "", [], instance_type=instance_type or usual, tags={"instance": tags or {}},
+                image.id, 1, "", [], instance_type=instance_type, tags={"instance": tags or {}},
                 is_instance_type_default=False,
             )  # fmt: skip
             instance_id = made.instances[0].id
-        managed = ManagedInstance(machine(instance_id), **agent)
+        managed = ManagedInstance(machine(instance_id), region=region, instance_type=instance_type, **agent)
         self.agents[instance_id] = managed
         return managed
 
@@ -65,14 +69,46 @@ class Registry:
             podman, name = wanted.pop("podman"), wanted.pop("name")
             self.add(lambda instance_id: Container(instance_id, podman, name), **wanted)
         return [
-            {"instance_id": key, "address": found.address, "online": found.online} for key, found in self.agents.items()
+            {"instance_id": key, "address": found.address, "online": found.online}
+            for key, found in self.agents.items()
+            if not found.terminated
         ]
+
+    def terminate(self, instance_id: str) -> None:
+        """EC2 takes the instance back by itself, as it does with a spot instance: its machine goes down for good."""
+        agent = self.agents[instance_id]
+        ec2_backends[_ACCOUNT][agent.region].terminate_instances([instance_id])
+        agent.terminated = True
+        agent.go_down()
+
+    def _terminated(self, call: Call) -> None:
+        """Instances that EC2 was told to terminate: EC2 answers before their machines are down."""
+        for agent in self._named(call):
+            agent.terminated = True
+            threading.Thread(target=agent.go_down, daemon=True).start()
+
+    def _rebooted(self, call: Call) -> None:
+        """Instances that EC2 was told to reboot; their agents are lost until they are up again."""
+
+        def reboot(agent: ManagedInstance) -> None:
+            before, agent.online = agent.online, False
+            agent.go_down()
+            agent.online = before
+
+        for agent in self._named(call):
+            threading.Thread(target=reboot, args=[agent], daemon=True).start()
+
+    def _named(self, call: Call) -> list[ManagedInstance]:
+        named = [value for name, value in call.parameters.items() if name.startswith("InstanceId.")]
+        return [self.agents[found] for found in named if found in self.agents]
 
     def _settings(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
         """Sets what is given: the cloud's fields, and those of single machines by id under `machines`."""
         cloud = self._aws.cloud
         given = dict(wanted or {})
         for instance_id, fields in given.pop("machines", {}).items():
+            if fields.pop("terminated", False):
+                self.terminate(instance_id)
             for name, value in fields.items():
                 setattr(self.agents[instance_id], name, value)
         for name, value in given.items():

@@ -17,12 +17,12 @@ from moto.ssm.models import ssm_backends
 
 from sandbox.standins.agents import Agents
 from sandbox.standins.cloud import Call, Cloud
-from sandbox.standins.invocations import Invocation, carry_out
+from sandbox.standins.invocations import Invocation, carry_out, execution_s
 from sandbox.standins.local_aws import LocalAws, Refusal
 
 _ACCOUNT = "123456789012"
 _MOST_IDS = 50
-_PAGE = 50
+_PAGE, _PAGE_INFORMATION, _MOST = 50, 10, 50
 
 
 class Command:
@@ -37,15 +37,25 @@ class Command:
         self.parameters = _parameters(document, asked.get("Parameters") or {})
         self.requested_at = time.time()
         self.delivery_s = float(asked.get("TimeoutSeconds", 3600))
+        self.execution_s = execution_s(document, self.parameters)
         self.comment = str(asked.get("Comment", ""))
         self.at_once = _share(str(asked.get("MaxConcurrency", "50")), len(instance_ids))
         # As many errors may come; the next one stops the sending.
         self.errors_allowed = _share(str(asked.get("MaxErrors", "0")), len(instance_ids), least=0)
         self.invocations = {instance_id: Invocation(self.id, instance_id) for instance_id in instance_ids}
 
-    def expired(self) -> bool:
+    def late(self) -> bool:
         """Whether it is too late to begin it."""
         return time.time() >= self.requested_at + self.delivery_s
+
+    @property
+    def expires(self) -> float:
+        """When AWS waits no longer for those that it has not heard of, in seconds since the epoch."""
+        return self.requested_at + self.delivery_s + self.execution_s
+
+    def expired(self) -> bool:
+        """Whether that is over."""
+        return time.time() >= self.expires
 
     @property
     def status(self) -> str:
@@ -70,7 +80,7 @@ class Command:
             "Parameters": self.parameters,
             "InstanceIds": list(self.invocations),
             "RequestedDateTime": self.requested_at,
-            "ExpiresAfter": self.requested_at + self.delivery_s,
+            "ExpiresAfter": self.expires,
             "Status": self.status,
             "StatusDetails": self.status,
             "MaxConcurrency": str(self.at_once),
@@ -78,6 +88,7 @@ class Command:
             "TargetCount": len(self.invocations),
             "CompletedCount": len(over),
             "ErrorCount": sum(found.failed for found in over),
+            "DeliveryTimedOutCount": sum(found.details == "DeliveryTimedOut" for found in over),
         }
 
 
@@ -111,10 +122,10 @@ class RunCommand:
         document = _document(call)
         if asked.get("InstanceIds"):
             ids = list(dict.fromkeys(asked["InstanceIds"]))
-            if any(found not in self._agents or not self._agents.takes(found) for found in ids):
+            if not all(self._agents.takes(found, call.region) for found in ids):
                 raise Refusal("InvalidInstanceId", f"Instances {ids} not in a valid state for account {_ACCOUNT}")
         else:
-            ids = [found for found in _targeted(call) if found in self._agents and self._agents.takes(found)]
+            ids = [found for found in _targeted(call) if self._agents.takes(found, call.region)]
         command = Command(call, document, ids)
         self.commands[command.id] = command
         threading.Thread(target=self._carry_out, args=[command], daemon=True).start()
@@ -127,7 +138,7 @@ class RunCommand:
         def one(invocation: Invocation) -> None:
             try:
                 agent = self._agents[invocation.instance_id]
-                carry_out(invocation, agent, command.document, command.parameters, command.expired)
+                carry_out(invocation, agent, command.document, command.parameters, command.late, command.expired)
             finally:
                 turns.release()
 
@@ -178,10 +189,10 @@ class RunCommand:
         if command is None:
             raise Refusal("InvalidCommandId", "")
         wanted = call.parameters.get("InstanceIds") or list(command.invocations)
+        if not set(wanted) <= set(command.invocations):
+            raise Refusal("InvalidInstanceId", "")
         for instance_id in wanted:
-            invocation = command.invocations[instance_id]
-            if invocation.cancel():
-                self._agents[instance_id].end(invocation.pid_file)
+            command.invocations[instance_id].cancel()
         return {}
 
     def _information(self, call: Call) -> dict[str, Any]:
@@ -189,11 +200,12 @@ class RunCommand:
         found = [
             shown
             for agent in self._agents.values()
-            if (shown := agent.described())
+            if agent.region == call.region
+            and (shown := agent.described())
             and shown["InstanceId"] in wanted.get("InstanceIds", [shown["InstanceId"]])
             and shown["PingStatus"] in wanted.get("PingStatus", [shown["PingStatus"]])
         ]
-        return _page(call, "InstanceInformationList", found)
+        return _page(call, "InstanceInformationList", found, _PAGE_INFORMATION)
 
 
 def _versions(call: Call) -> dict[str, Any]:
@@ -269,8 +281,14 @@ def _share(text: str, whole: int, least: int = 1) -> int:
     return max(least, count)
 
 
-def _page(call: Call, name: str, found: list[Any]) -> dict[str, Any]:
-    begin = int(call.parameters.get("NextToken") or 0)
-    end = begin + int(call.parameters.get("MaxResults") or _PAGE)
+def _page(call: Call, name: str, found: list[Any], usual: int = _PAGE) -> dict[str, Any]:
+    begin, size = int(call.parameters.get("NextToken") or 0), int(call.parameters.get("MaxResults") or usual)
+    if size > _MOST:
+        raise Refusal(
+            "ValidationException",
+            f"1 validation error detected: Value '{size}' at 'maxResults' failed to satisfy constraint: "
+            f"Member must have value less than or equal to {_MOST}",
+        )
+    end = begin + size
     more = {"NextToken": str(end)} if end < len(found) else {}
     return {name: found[begin:end], **more}

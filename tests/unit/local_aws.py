@@ -52,7 +52,7 @@ class Local:
         folder.mkdir(exist_ok=True)
         made = self.registry.add(lambda instance_id: Folder(instance_id, folder), **more)
         service = metadata.serve("127.0.0.1", 0, lambda _: made)
-        threading.Thread(target=service.serve_forever, daemon=True).start()
+        threading.Thread(target=service.serve_forever, args=[0.05], daemon=True).start()
         self.services.append(service)
         made.variables["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = f"http://127.0.0.1:{service.server_port}"
         made.variables["FLEET_STATE"] = str(folder / "state")

@@ -34,10 +34,14 @@ DOCUMENT = {
 @pytest.fixture
 def aws() -> Iterator[Local]:
     with local_aws() as local:
-        local.client("ssm").create_document(
-            Content=json.dumps(DOCUMENT), Name="script", DocumentType="Command", DocumentFormat="JSON"
-        )
+        documented(local, DOCUMENT)
         yield local
+
+
+def documented(aws: Local, document: dict[str, Any]) -> None:
+    """Makes it the document `script`."""
+    content = json.dumps(document)
+    aws.client("ssm").create_document(Content=content, Name="script", DocumentType="Command", DocumentFormat="JSON")
 
 
 def send(aws: Local, script: str, ids: list[str], **more: Any) -> str:
