@@ -1,4 +1,4 @@
-"""Connection by a Systems Manager session: amazon.aws.aws_ssm, which runs nothing twice and does not wait for ever."""
+"""Systems Manager's sessions: amazon.aws.aws_ssm that never runs a command twice and never waits for ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible_collections.amazon.aws.plugins.connection import aws_ssm
+from ansible_collections.amazon.aws.plugins.connection import aws_ssm  # type: ignore[import-untyped]
 from botocore.exceptions import BotoCoreError, ClientError
 
 # The options are the parent's; Ansible looks for them in the plugin's own module.
