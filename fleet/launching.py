@@ -13,9 +13,9 @@ from fleet.errors import ExitCode, FleetError
 FLEET_TAG, ROLE_TAG = "vllm-fleet", "vllm-fleet-role"
 PROFILE = "vllm-fleet-host"
 UBUNTU = "24.04"
-# Beside what the image itself fills: two releases of vLLM with their trees of objects, the wheels' cache, a toolkit of
-# CUDA and a swapfile come to some 100 GiB, a model of 8 billion parameters in 16 bits with its second copy to 40 GiB.
-ROOM_GIB = 140
+# Beside what the image itself fills: 41 GiB is what preflight wants for a build from source (preflight_writes), 20 GiB
+# a second release beside the first, 32 GiB a model that fills a GPU of 16 GiB and the swap to load it; rounded up.
+ROOM_GIB = 100
 ALIVE = ("pending", "running", "stopping", "stopped")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PARAMETER = re.compile(
@@ -146,7 +146,7 @@ def instance_architecture(ec2: Any, wanted: Wanted) -> str:
 
 
 def newest_parameter(parameters: Iterable[Mapping[str, str]]) -> tuple[str, str] | None:
-    """Name and image of the parameter with the highest PyTorch; each version has one, and old ones stay as they were."""
+    """Name and image of the parameter with the highest PyTorch; those of old versions stay behind."""
     fit = [(match[1], one) for one in parameters if (match := _PARAMETER.fullmatch(one["Name"]))]
     if not fit:
         return None
@@ -251,7 +251,8 @@ def refuse_inbound(ec2: Any, name: str, vpc: str) -> None:
     for group in groups:
         if group["IpPermissions"]:
             raise FleetError(
-                f"{len(group['IpPermissions'])} inbound rules, and none is wanted", where=f"{name} ({group['GroupId']})",
+                f"{len(group['IpPermissions'])} inbound rules, and none is wanted",
+                where=f"{name} ({group['GroupId']})",
                 mend=f"aws ec2 describe-security-group-rules --filters Name=group-id,Values={group['GroupId']}",
                 code=ExitCode.REFUSED,
             )  # fmt: skip
