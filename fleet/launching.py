@@ -88,7 +88,7 @@ def plan(wanted: Wanted, ec2: Any, ssm: Any, iam: Any) -> Plan:
     check_name(wanted.name, "NAME")
     check_name(wanted.fleet, "--fleet")
     with aws_errors.told(wanted.region):
-        found = [one for one in named(ec2, wanted.fleet, [wanted.name])]
+        found = named(ec2, wanted.fleet, [wanted.name])
         ids = tuple(one["InstanceId"] for one in found)
         stopped = tuple(one["InstanceId"] for one in found if one["State"]["Name"] in ("stopping", "stopped"))
         if wanted.count <= len(found):
@@ -190,7 +190,7 @@ def _images(ec2: Any, **query: Any) -> list[Mapping[str, Any]]:
 
 
 def _usable(image: Mapping[str, Any], architecture: str) -> bool:
-    return image["State"] == "available" and image["Architecture"] == architecture
+    return bool(image["State"] == "available" and image["Architecture"] == architecture)
 
 
 def _checked(found: list[Mapping[str, Any]], architecture: str, way: str, why: str, region: str) -> Image:
