@@ -89,9 +89,3 @@ def test_a_launch_is_made_once_raised_and_ended(local: Local) -> None:
     assert run("terminate", "a", "--fleet", "other", "--yes") == {"changed": False, "ended": []}
     assert run("terminate", "a", "--yes") == {"changed": True, "ended": first["launched"]}
     assert run("terminate", "a", "--yes") == {"changed": False, "ended": []}
-
-
-def test_no_capacity_is_told_in_the_house_form(local: Local) -> None:
-    local.cloud.refuse["RunInstances"] = "InsufficientInstanceCapacity"
-    error = run("launch", "a", "--type", "g5g.4xlarge", ok=False)["error"]
-    assert error["code"] == ExitCode.UNREACHABLE
