@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible_collections.amazon.aws.plugins.connection import aws_ssm  # type: ignore[import-untyped]
+from ansible_collections.amazon.aws.plugins.connection import aws_ssm
 from botocore.exceptions import BotoCoreError, ClientError
 
 # The options are the parent's; Ansible looks for them in the plugin's own module.
