@@ -41,6 +41,8 @@ class LocalAws:
     def __init__(self, bind: str = "127.0.0.1", port: int = 0) -> None:
         self.cloud = Cloud()
         self.stand_ins: dict[str, Callable[[Call], dict[str, Any]]] = {}
+        # What happens besides when moto has carried out an operation of EC2's, by the operation's name.
+        self.after: dict[str, Callable[[Call], None]] = {}
         self.pages: dict[str, Callable[[Any], Any]] = {}
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server: BaseWSGIServer = make_server(bind, port, self, True, request_handler=_Handler)
@@ -75,7 +77,10 @@ class LocalAws:
             return _refused(call, self.cloud.refuse[call.operation], "Refused")(environ, start_response)
         answer = self.stand_ins.get(call.operation) if call.service == "ssm" else None
         if answer is None:
-            return self._moto(environ, start_response)  # type: ignore[no-any-return]
+            said: Iterable[bytes] = self._moto(environ, start_response)
+            if call.service == "ec2" and call.operation in self.after:
+                self.after[call.operation](call)
+            return said
         try:
             response = _json(answer(call), 200)
         except Refusal as refusal:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Machine(Protocol):
@@ -22,6 +26,9 @@ class Machine(Protocol):
     def command(self, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """The command line, to be run on this machine, that runs `argv` there; standard streams go through."""
 
+    def restart(self) -> None:
+        """Makes it another boot of the machine; returns when it is up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Container:
@@ -36,10 +43,17 @@ class Container:
         """Runs it in the container as root."""
         return [self.podman, "exec", "-i", *(["-t"] if tty else []), self.name, *argv]
 
+    def restart(self) -> None:
+        """Restarts the container; its init gives it the id of another boot."""
+        subprocess.run([self.podman, "restart", "-t", "30", self.name], capture_output=True, check=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An instance that is a folder: its commands run on this machine, in it."""
+    """An instance that is a folder: its commands run on this machine, in it.
+
+    Once it was restarted they see the id of a boot of their own, in a mount namespace, for which this must be root.
+    """
 
     instance_id: str
     folder: Path
@@ -47,4 +61,15 @@ class Folder:
     def command(self, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """The command itself."""
         del tty
-        return list(argv)
+        if not self._boot_id.exists():
+            return list(argv)
+        see = f'mount --bind "$0" {_BOOT_ID} && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", see, str(self._boot_id), *argv]
+
+    def restart(self) -> None:
+        """Another boot's id."""
+        self._boot_id.write_text(f"{uuid.uuid4()}\n")
+
+    @property
+    def _boot_id(self) -> Path:
+        return self.folder / "boot_id"

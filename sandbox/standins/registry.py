@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from moto.ec2.models import ec2_backends
 
 from sandbox.standins.agents import Agents, ManagedInstance
+from sandbox.standins.cloud import Call
 from sandbox.standins.local_aws import LocalAws
 from sandbox.standins.machines import Container, Machine
 from sandbox.standins.ssm_commands import RunCommand
@@ -27,6 +29,7 @@ class Registry:
         self._aws = aws
         self.run_command = RunCommand(aws, self.agents)
         Sessions(aws, self.agents)
+        aws.after["RebootInstances"] = self._reboot
         aws.pages.update(
             {
                 "/stand-in/machines": self._machines,
@@ -58,6 +61,12 @@ class Registry:
         managed = ManagedInstance(machine(instance_id), **agent)
         self.agents[instance_id] = managed
         return managed
+
+    def _reboot(self, call: Call) -> None:
+        """Machines go down and come up again, which moto does not do to them."""
+        for name, instance_id in call.parameters.items():
+            if name.startswith("InstanceId.") and instance_id in self.agents:
+                threading.Thread(target=self.agents[instance_id].reboot, daemon=True).start()
 
     def _machines(self, wanted: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Adds a container where one is given; says which machines there are."""
