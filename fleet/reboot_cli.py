@@ -69,10 +69,8 @@ def _confirm(targets: list[Target], at_once: int, *, yes: bool) -> None:
     names = ", ".join(target.instance_id for target in targets)
     if yes or not sys.stdin.isatty():
         return
-    if input(f"reboot    {len(targets)} hosts, {at_once} at a time: {names}. Go on? [y/N] ").lower() not in (
-        "y",
-        "yes",
-    ):
+    asked = f"reboot    {len(targets)} hosts, {at_once} at a time: {names}. Go on? [y/N] "
+    if input(asked).lower() not in ("y", "yes"):
         raise FleetError(
             "not rebooted, as you asked", where=names, mend="./runner.py reboot --yes", code=ExitCode.REFUSED,
             who="reboot",

@@ -21,6 +21,7 @@ def main() -> int:
     hosts = {
         found["instance_id"]: {
             "sandbox_address": found["address"],
+            "vllm_fleet_endpoint_url": world["aws_url"],
             # The containers share one kernel, and so its swap: each has a file of its own name there.
             "swapfile_path": f"/srv/swap/{names[found['address']]}",
         }
@@ -31,7 +32,6 @@ def main() -> int:
         "hosts": list(hosts),
         "vars": {
             **host_variables.variables(world),
-            "vllm_fleet_endpoint_url": world["aws_url"],
         },
     }
     json.dump({"_meta": {"hostvars": hosts}, "sandbox": sandbox}, sys.stdout, indent=1)
