@@ -122,4 +122,4 @@ class Agents(dict[str, ManagedInstance]):
 
     def at(self, address: str) -> ManagedInstance | None:
         """The machine with this network address."""
-        return next((found for found in self.values() if found.address == address), None)
+        return next((found for found in self.values() if found.address == address and not found.terminated), None)

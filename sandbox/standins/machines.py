@@ -16,6 +16,10 @@ class Machine(Protocol):
     """Where an instance's commands run."""
 
     @property
+    def name(self) -> str:
+        """The machine's own name."""
+
+    @property
     def instance_id(self) -> str:
         """The instance's id."""
 
@@ -69,6 +73,11 @@ class Folder:
     def restart(self) -> None:
         """Another boot's id."""
         self._boot_id.write_text(f"{uuid.uuid4()}\n")
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.folder.name
 
     @property
     def _boot_id(self) -> Path:

@@ -35,6 +35,7 @@ class Registry:
                 "/stand-in/machines": self._machines,
                 "/stand-in/settings": self._settings,
                 "/stand-in/calls": self._calls,
+                "/stand-in/instances": self._instances,
             }
         )
 
@@ -69,12 +70,25 @@ class Registry:
                 threading.Thread(target=self.agents[instance_id].reboot, daemon=True).start()
 
     def _machines(self, wanted: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """Adds a container where one is given; says which machines there are."""
-        if wanted is not None and self.agents.at(wanted["address"]) is None:
+        """Adds a container where one is given, or takes one away that is gone; says which machines there are."""
+        if wanted is not None and wanted.get("gone"):
+            self.agents[wanted["instance_id"]].terminated = True
+        elif wanted is not None and self.agents.at(wanted["address"]) is None:
             podman, name = wanted.pop("podman"), wanted.pop("name")
             self.add(lambda instance_id: Container(instance_id, podman, name), **wanted)
         return [
-            {"instance_id": key, "address": found.address, "online": found.online} for key, found in self.agents.items()
+            {"instance_id": key, "address": found.address, "online": found.online, "name": found.machine.name}
+            for key, found in self.agents.items()
+            if not found.terminated
+        ]
+
+    def _instances(self, _: Any) -> list[dict[str, Any]]:
+        """EC2's instances in all regions, with their states, and whether a machine stands behind each."""
+        return [
+            {"instance_id": instance.id, "state": instance.state, "managed": instance.id in self.agents}
+            for backend in ec2_backends[_ACCOUNT].values()
+            for reservation in backend.reservations.values()
+            for instance in reservation.instances
         ]
 
     def _settings(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
