@@ -1,7 +1,7 @@
 """Instances that are launched in the local AWS become containers, and go when they are terminated.
 
-`python -m sandbox.launched`, started by `sandbox up`: it stands beside the stand-ins' server, whose network namespace has
-no engine in it.
+`python -m sandbox.launched`, started by `sandbox up`: beside the stand-ins' server, whose network namespace has no
+engine in it.
 """
 
 from __future__ import annotations
