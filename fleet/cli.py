@@ -16,9 +16,11 @@ from fleet.benchmark_cli import app as benchmark_app
 from fleet.build_cli import app as build_app
 from fleet.errors import ExitCode, FleetError
 from fleet.execution import on_ending_signals
+from fleet.launch_cli import app as launch_app
 from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, standing
 from fleet.patch_cli import app as patch_app
 from fleet.progress import terminal
+from fleet.reboot_cli import reboot
 from fleet.requests import LOCAL_AWS, Request, Transport, known_variables, parse_extra_vars, parse_inventories
 from fleet.ssm_cli import app as ssm_app
 from fleet.steps import Durations, Steps
@@ -37,6 +39,8 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(build_app, name="build")
 app.add_typer(ssm_app, name="ssm")
+app.command()(reboot)
+app.add_typer(launch_app)
 
 _INTERRUPTED = 130
 # A disk that is full or cannot be written is the machine's, not a fault of the program.

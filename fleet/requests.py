@@ -174,7 +174,8 @@ def _typed(name: str, text: str, option: dict[str, Any]) -> Any:
 
 def known_variables() -> dict[str, dict[str, Any]]:
     """Public variables and their specifications: every role's, and what the inventories take."""
-    known: dict[str, dict[str, Any]] = {"sandbox_model": {"type": "str"}, "vllm_fleet_bucket": {"type": "str"}}
+    names = ("sandbox_model", "vllm_fleet_bucket", "vllm_fleet_endpoint_url", "vllm_fleet_python")
+    known: dict[str, dict[str, Any]] = {name: {"type": "str"} for name in names}
     for spec in sorted(PROJECT.glob("roles/*/meta/argument_specs.yml")):
         for entry in yaml.safe_load(spec.read_text())["argument_specs"].values():
             known.update(entry.get("options") or {})

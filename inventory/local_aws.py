@@ -17,21 +17,19 @@ from sandbox import host_variables
 def main() -> int:
     """Prints the inventory as JSON: the sandbox's variables for the instances that are its hosts."""
     world = host_variables.recorded()
-    names = {host["address"]: host["name"] for host in world["hosts"]}
     hosts = {
         found["instance_id"]: {
             "sandbox_address": found["address"],
+            "vllm_fleet_endpoint_url": world["aws_url"],
             # The containers share one kernel, and so its swap: each has a file of its own name there.
-            "swapfile_path": f"/srv/swap/{names[found['address']]}",
+            "swapfile_path": f"/srv/swap/{found['name']}",
         }
         for found in _instances(world["aws_url"])
-        if found["address"] in names
     }
     sandbox = {
         "hosts": list(hosts),
         "vars": {
             **host_variables.variables(world),
-            "vllm_fleet_endpoint_url": world["aws_url"],
         },
     }
     json.dump({"_meta": {"hostvars": hosts}, "sandbox": sandbox}, sys.stdout, indent=1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated
 
 import typer
 
+from fleet.errors import FleetError
 from fleet.options import AsJson, Yes
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
-from sandbox import world
+from sandbox import local_fleet, world
 
 app = typer.Typer(no_args_is_help=True, help="The local sandbox: hosts in containers, and a local AWS.")
 
@@ -35,6 +37,16 @@ def down(yes: Yes = False) -> None:
     """Stop the sandbox and put the machine back as it was; caches stay."""
     del yes
     world.down(Steps(terminal(), Durations(), "sandbox"))
+
+
+@app.command()
+def environment() -> None:
+    """Print what lets any tool of AWS ask the local one: eval "$(./runner.py sandbox environment)"."""
+    found = world.read()
+    if found is None:
+        raise FleetError("no sandbox is up", where="this machine", mend="./runner.py sandbox up", who="sandbox")
+    for name, value in local_fleet.environment(found).items():
+        print(f"export {name}={shlex.quote(value)}")
 
 
 @app.command()

@@ -44,6 +44,8 @@ _MASKED = (
 _INIT = """#!/bin/sh
 # systemd credentials need a shared root before init, else a unit starts with none and no error.
 mount --make-rshared /
+# Containers share the kernel, and so its boot's id: each start of one is a boot of its own.
+cat /proc/sys/kernel/random/uuid >/var/lib/boot_id && mount --bind /var/lib/boot_id /proc/sys/kernel/random/boot_id
 ip route add 169.254.169.254 via "$STAND_INS_ADDRESS" 2>/dev/null || true
 exec /sbin/init
 """

@@ -19,15 +19,19 @@ import httpx
 from fleet.errors import ExitCode, FleetError
 from fleet.paths import PROJECT, cache_dir, state_dir
 from fleet.steps import Steps
-from sandbox import containers, emulated, image, room, trained_model
+from sandbox import containers, emulated, image, machines, room, trained_model
 from sandbox.containers import NETWORK, STAND_INS_ADDRESS, SUBNET, Podman
 from sandbox.host_variables import record_path
+from sandbox.machines import Kind
 from sandbox.pip_config import read_pip_config
 from sandbox.standins import gpu, nvidia_repository, rust_distribution
 
 _FILES_URL = f"http://{STAND_INS_ADDRESS}:8080"
 _AWS_URL = f"http://{STAND_INS_ADDRESS}:5000"
 _PAUSE = "vllm-fleet-standins"
+# The sandbox's processes: the word of the record of each, and the module that it runs.
+_STAND_INS = ("standins", "sandbox.standins.server")
+_LAUNCHED = ("launched", "sandbox.launched")
 _ADDRESS_KEPT = ("POSTROUTING", "-s", SUBNET, "-d", "169.254.169.254/32", "-j", "ACCEPT")
 
 
@@ -102,7 +106,8 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
         podman("network", "create", NETWORK, "--subnet", SUBNET)
     _start_stand_ins(podman, host_image.name, files)
     _keep_addresses()
-    started = tuple(_start_host(podman, host_image, card, models, number) for number in range(1, hosts + 1))
+    kind = _kind(host_image, card, models)
+    started = tuple(_start_host(podman, kind, number) for number in range(1, hosts + 1))
     if arm64:
         with steps.step("stand-in: NVIDIA repository for Arm servers"):
             nvidia_repository.build(files, cache_dir(), _FILES_URL, system, "aarch64")
@@ -119,6 +124,7 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
         ip_forward_before=forward,
     )
     _join_local_aws(world)
+    _start_launched(kind)
     part = record_path().with_suffix(".part")
     part.write_text(json.dumps(asdict(world), indent=1))
     part.replace(record_path())
@@ -130,12 +136,13 @@ def down(steps: Steps) -> None:
     world = read()
     if containers.podman_path().exists():
         podman = containers.prepare()
+        _stop(_LAUNCHED)
         for name in podman("ps", "-a", "--format", "{{.Names}}", "--filter", "name=^vllm-fleet-").split():
-            _swap_off()
+            machines.swap_off(name)
             podman("rm", "-f", "-t", "5", name)
             steps.note(f"removed {name}")
         emulated.stop()
-        _stop_stand_ins()
+        _stop(_STAND_INS)
         if podman.succeeds("network", "exists", NETWORK):
             podman("network", "rm", "-f", NETWORK)
         _clear_netavark()
@@ -146,33 +153,20 @@ def down(steps: Steps) -> None:
         record_path().unlink()
 
 
-def _start_host(podman: Podman, host_image: image.HostImage, card: dict[str, Path], models: Path, number: int) -> Host:
+def _kind(host_image: image.HostImage, card: dict[str, Path], models: Path) -> Kind:
+    library = f"/usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.1"
+    mounts = (
+        *host_image.mounts,
+        f"{models}:/srv/models:ro",
+        f"{card[gpu.LIBRARY]}:{library}:ro",
+        f"{card[gpu.TOOL]}:/usr/bin/nvidia-smi:ro",
+    )
+    return Kind(host_image.name, mounts)
+
+
+def _start_host(podman: Podman, kind: Kind, number: int) -> Host:
     name = f"vllm-fleet-host{number}"
-    address = f"10.213.8.{10 + number}"
-    if podman.succeeds("container", "exists", name):
-        podman("start", name)
-    else:
-        swap = state_dir() / "sandbox" / "swap" / name
-        swap.mkdir(parents=True, exist_ok=True)
-        library = f"/usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.1"
-        mounts = (
-            *host_image.mounts,
-            f"{models}:/srv/models:ro",
-            f"{swap}:/srv/swap",
-            f"{card[gpu.LIBRARY]}:{library}:ro",
-            f"{card[gpu.TOOL]}:/usr/bin/nvidia-smi:ro",
-        )
-        podman(
-            "run", "-d", "--name", name, "--hostname", name, "--network", NETWORK, "--ip", address,
-            "--mac-address", f"02:13:08:00:00:{10 + number:02x}", "--systemd", "always",
-            "--cap-add", "SYS_ADMIN,NET_ADMIN", "--ulimit", "host", "--shm-size", "2g",
-            "--security-opt", f"seccomp={_seccomp()}",
-            "-e", f"STAND_INS_ADDRESS={STAND_INS_ADDRESS}",
-            *[arg for mount in mounts for arg in ("-v", mount)],
-            "--entrypoint", "/usr/local/sbin/init", host_image.name,
-        )  # fmt: skip
-    _wait_running(podman, name)
-    return Host(name, address)
+    return Host(name, machines.start(podman, kind, name, number))
 
 
 def _join_local_aws(world: World) -> None:
@@ -183,38 +177,12 @@ def _join_local_aws(world: World) -> None:
         httpx.post(f"{world.aws_url}/stand-in/machines", json=wanted, trust_env=False).raise_for_status()
 
 
-def _seccomp() -> Path:
-    """The engine's default filter, with the two calls that a swapfile needs and that no capability opens in it."""
-    profile = json.loads(Path("/usr/share/containers/seccomp.json").read_text())
-    wanted = ["swapon", "swapoff"]
-    for rule in profile["syscalls"]:
-        rule["names"] = [name for name in rule["names"] if name not in wanted]
-    profile["syscalls"].append({"names": wanted, "action": "SCMP_ACT_ALLOW"})
-    path = _home() / "seccomp.json"
-    path.write_text(json.dumps(profile))
-    return path
-
-
-def _wait_running(podman: Podman, name: str) -> None:
-    for _ in range(60):
-        with contextlib.suppress(FleetError):
-            if podman("exec", name, "systemctl", "is-system-running", check=False) in ("running", "degraded"):
-                return
-        time.sleep(0.5)
-    raise FleetError(
-        "systemd did not come up within 30 s",
-        where=name,
-        mend=f"{containers.podman_path()} logs {name}",
-        code=ExitCode.HOST_FAILED,
-        who="sandbox",
-    )
-
-
 def _start_stand_ins(podman: Podman, image_name: str, files: Path) -> None:
     """Starts the stand-ins' server in the network namespace of a container that does nothing else."""
-    if _stand_ins_pid() is not None and podman.succeeds("container", "exists", _PAUSE):
+    if _pid(_STAND_INS) is not None and podman.succeeds("container", "exists", _PAUSE):
         return
-    _stop_stand_ins()
+    _stop(_LAUNCHED)
+    _stop(_STAND_INS)
     podman("rm", "-f", "--ignore", "-t", "1", _PAUSE)
     podman(
         "run", "-d", "--name", _PAUSE, "--network", NETWORK, "--ip", STAND_INS_ADDRESS, "--ulimit", "host",
@@ -250,35 +218,41 @@ def _start_stand_ins(podman: Podman, image_name: str, files: Path) -> None:
     )
 
 
-def _stand_ins_pid() -> int | None:
-    """The recorded process, if it still is the stand-ins' server."""
+def _start_launched(kind: Kind) -> None:
+    """Starts what makes containers of instances launched in the local AWS."""
+    if _pid(_LAUNCHED) is not None:
+        return
+    with (_home() / "launched.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sandbox.launched", _AWS_URL, json.dumps(asdict(kind))],
+            cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    (_home() / "launched.pid").write_text(str(process.pid))
+
+
+def _pid(which: tuple[str, str]) -> int | None:
+    """The recorded process, if it still is what it was."""
+    word, module = which
     try:
-        pid = int((_home() / "standins.pid").read_text())
+        pid = int((_home() / f"{word}.pid").read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError):
         return None
-    return pid if b"sandbox.standins.server" in command else None
+    return pid if module.encode() in command else None
 
 
-def _stop_stand_ins() -> None:
-    pid = _stand_ins_pid()
+def _stop(which: tuple[str, str]) -> None:
+    pid = _pid(which)
     if pid is None:
         return
     os.kill(pid, signal.SIGTERM)
     for _ in range(40):
-        if _stand_ins_pid() is None:
+        if _pid(which) is None:
             return
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
-
-
-def _swap_off() -> None:
-    """Swap is the whole machine's: a host's swapfile is switched off before its container goes."""
-    for file in (state_dir() / "sandbox" / "swap").glob("*/*"):
-        subprocess.run(["swapoff", str(file)], capture_output=True, check=False)
-        file.unlink(missing_ok=True)
 
 
 def _clear_netavark() -> None:

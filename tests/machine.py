@@ -43,7 +43,7 @@ def _state() -> dict[str, Any]:
         "mounts": [m for m in Path("/proc/self/mounts").read_text().splitlines() if "vllm-fleet" in m],
         "handlers": sorted(path.name for path in Path("/proc/sys/fs/binfmt_misc").glob("*")),
         "rules": sorted(r for r in rules.splitlines() if r.startswith("-A") and "10.213.8." in r),
-        "processes": [p for p in commands() if "sandbox.standins.server" in p],
+        "processes": [p for p in commands() if "sandbox.standins.server" in p or "sandbox.launched" in p],
     }
 
 

@@ -50,7 +50,7 @@ def execute(request: Request, on_event: Callable[[Event], None], patience: Patie
     listener = Listener(request, on_event)
     with listener.interruptible(), tempfile.TemporaryDirectory() as private:
         hosts = resolved(request)
-        groups, unreachable = _grouped(hosts)
+        groups, unreachable = _grouped(request, hosts)
         run_id = uuid.uuid4().hex
         for host, end in unreachable.items():
             listener.tell(_result(host, end, ""))
@@ -67,7 +67,7 @@ def execute(request: Request, on_event: Callable[[Event], None], patience: Patie
         return listener.finish(following.rc if following else 0)
 
 
-def _grouped(hosts: Sequence[Host]) -> tuple[list[_Group], dict[str, End]]:
+def _grouped(request: Request, hosts: Sequence[Host]) -> tuple[list[_Group], dict[str, End]]:
     """The hosts by what their command needs, and those that Systems Manager does not reach."""
     unreachable = {}
     by_kind: dict[tuple[str, str, str], list[Host]] = {}
@@ -79,16 +79,27 @@ def _grouped(hosts: Sequence[Host]) -> tuple[list[_Group], dict[str, End]]:
             if agent is None:
                 unreachable[host.instance_id] = End(Fate.NO_AGENT)
                 continue
-            wanted = str(host.variables.get("vllm_fleet_python") or "")
+            wanted = _setting(request, host, "vllm_fleet_python")
             python = python_of(host.instance_id, agent.platform, agent.version, wanted)
             by_kind.setdefault((region, host.architecture, python), []).append(host)
     return [_Group(*kind, tuple(found)) for kind, found in sorted(by_kind.items())], unreachable
 
 
+def _setting(request: Request, host: Host, name: str) -> str:
+    """A variable of the transport's own: the request's, else the host's; read here, where no template is filled in."""
+    found = str(request.extra_vars.get(name) or host.variables.get(name) or "")
+    if "{{" in found:
+        raise FleetError(
+            f"{name} is a template ({found}), and a plain value is wanted: it is read before any host is reached",
+            where=f"{host.instance_id} {name}",
+            mend=f"./runner.py converge -e {name}=VALUE, or write the value in group_vars",
+        )
+    return found
+
+
 def _store(request: Request, hosts: Sequence[Host]) -> tuple[Store, str]:
     """The fleet's bucket, and the region that it is in."""
-    named = request.extra_vars.get("vllm_fleet_bucket")
-    buckets = sorted({str(named or host.variables.get("vllm_fleet_bucket") or "") for host in hosts})
+    buckets = sorted({_setting(request, host, "vllm_fleet_bucket") for host in hosts})
     if len(buckets) != 1 or not buckets[0]:
         raise FleetError(
             f"the hosts name {len(buckets)} buckets ({', '.join(buckets)})" if buckets[0] else "no bucket is named",
@@ -139,7 +150,7 @@ def _send(
                 "Bucket": store.bucket,
                 "Prefix": PREFIX,
                 "Region": region,
-                "EndpointUrl": str(part[0].variables.get("vllm_fleet_endpoint_url") or ""),
+                "EndpointUrl": _setting(request, part[0], "vllm_fleet_endpoint_url"),
                 "Python": group.python,
                 "WheelsSha256": made.sha256,
                 "BundleSha256": project.sha256,

@@ -1,4 +1,4 @@
-"""Connection by a Systems Manager session: amazon.aws.aws_ssm, which runs nothing twice and does not wait for ever."""
+"""Systems Manager's sessions: amazon.aws.aws_ssm that never runs a command twice and never waits for ever."""
 
 from __future__ import annotations
 

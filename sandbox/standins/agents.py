@@ -24,7 +24,8 @@ class ManagedInstance:
 
     `online` may be switched at any time: a lost agent's command goes on, and nobody hears of it. `boot` counts the
     machine's boots, `deliveries` how often the agent carries out each command (AWS promises at least once).
-    `spot_notice` is the metadata's instance-action, empty where there is none.
+    `spot_notice` is the metadata's instance-action, empty where there is none. A reboot takes the agent away for
+    `down_s` seconds, and for good unless it `comes_up`.
     """
 
     machine: Machine
@@ -38,6 +39,8 @@ class ManagedInstance:
     boot: int = 1
     deliveries: int = 1
     spot_notice: str = ""
+    down_s: float = 1.0
+    comes_up: bool = True
     variables: dict[str, str] = field(default_factory=dict)
     # On this machine, of what the agent has begun; a container's own processes go down with it.
     processes: list[int] = field(default_factory=list)
@@ -70,12 +73,18 @@ class ManagedInstance:
     def go_down(self) -> None:
         """The machine goes down, and comes up again unless it is terminated: all that its agent had begun ends."""
         self.boot += 1
-        for argv in self.machine.switching(on=not self.terminated):
-            subprocess.run(argv, capture_output=True, check=False)
         for process in list(self.processes):
             with contextlib.suppress(ProcessLookupError):
                 for child in _family(process):
                     os.kill(child, signal.SIGKILL)
+
+    def reboot(self) -> None:
+        """Goes down, is away for a while, and comes up as another boot, unless it is one that stays down."""
+        self.online = False
+        self.go_down()
+        self.machine.restart()
+        time.sleep(self.down_s)
+        self.online = self.comes_up
 
     def described(self) -> dict[str, Any]:
         """As DescribeInstanceInformation shows it; empty for an instance that is gone."""

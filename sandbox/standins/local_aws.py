@@ -41,8 +41,8 @@ class LocalAws:
     def __init__(self, bind: str = "127.0.0.1", port: int = 0) -> None:
         self.cloud = Cloud()
         self.stand_ins: dict[str, Callable[[Call], dict[str, Any]]] = {}
-        # What else comes of an operation of EC2's that moto has done.
-        self.effects: dict[str, Callable[[Call], None]] = {}
+        # What happens besides when moto has carried out an operation of EC2's, by the operation's name.
+        self.after: dict[str, Callable[[Call], None]] = {}
         self.pages: dict[str, Callable[[Any], Any]] = {}
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server: BaseWSGIServer = make_server(bind, port, self, True, request_handler=_Handler)
@@ -75,12 +75,12 @@ class LocalAws:
             return _refused(call, "ThrottlingException", "Rate exceeded")(environ, start_response)
         if call.operation in self.cloud.refuse:
             return _refused(call, self.cloud.refuse[call.operation], "Refused")(environ, start_response)
-        if call.service == "ec2" and call.operation in self.effects:
+        answer = self.stand_ins.get(call.operation) if call.service == "ssm" else None
+        if call.service == "ec2" and call.operation in self.after:
             done = Response.from_app(self._moto, environ)
             if done.status_code == 200:
-                self.effects[call.operation](call)
+                self.after[call.operation](call)
             return done(environ, start_response)
-        answer = self.stand_ins.get(call.operation) if call.service == "ssm" else None
         if answer is None:
             return self._moto(environ, start_response)  # type: ignore[no-any-return]
         try:

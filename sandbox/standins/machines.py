@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
 
 class Machine(Protocol):
     """Where an instance's commands run."""
+
+    @property
+    def name(self) -> str:
+        """The machine's own name."""
 
     @property
     def instance_id(self) -> str:
@@ -22,8 +30,8 @@ class Machine(Protocol):
     def command(self, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """The command line, to be run on this machine, that runs `argv` there; standard streams go through."""
 
-    def switching(self, *, on: bool) -> list[list[str]]:
-        """Commands of this machine that take it down, and up again if `on`; none where its processes are all of it."""
+    def restart(self) -> None:
+        """Makes it another boot of the machine; returns when it is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +47,21 @@ class Container:
         """Runs it in the container as root."""
         return [self.podman, "exec", "-i", *(["-t"] if tty else []), self.name, *argv]
 
-    def switching(self, *, on: bool) -> list[list[str]]:
-        """Restarts or stops it; the engine sets up networks where it is called, which is not this process's place."""
-        podman = ["nsenter", "-t", "1", "-n", self.podman]
-        if not on:
-            return [[*podman, "stop", "--time", "60", self.name]]
-        up = self.command(["systemctl", "is-system-running", "--wait"])
-        return [[*podman, "restart", "--time", "60", self.name], up]
+    def restart(self) -> None:
+        """Restarts the container; its init gives it the id of another boot.
+
+        The engine makes networks in the namespace that it is called in: this process's is the stand-ins'.
+        """
+        argv = ["nsenter", "-t", "1", "-n", self.podman, "restart", "-t", "30", self.name]
+        subprocess.run(argv, capture_output=True, check=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An instance that is a folder: its commands run on this machine, in it."""
+    """An instance that is a folder: its commands run on this machine, in it.
+
+    Once it was restarted they see the id of a boot of their own, in a mount namespace, for which this must be root.
+    """
 
     instance_id: str
     folder: Path
@@ -58,9 +69,20 @@ class Folder:
     def command(self, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """The command itself."""
         del tty
-        return list(argv)
+        if not self._boot_id.exists():
+            return list(argv)
+        see = f'mount --bind "$0" {_BOOT_ID} && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", see, str(self._boot_id), *argv]
 
-    def switching(self, *, on: bool) -> list[list[str]]:
-        """Nothing: its processes are all of it."""
-        del on
-        return []
+    def restart(self) -> None:
+        """Another boot's id."""
+        self._boot_id.write_text(f"{uuid.uuid4()}\n")
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.folder.name
+
+    @property
+    def _boot_id(self) -> Path:
+        return self.folder / "boot_id"

@@ -29,14 +29,15 @@ class Registry:
         self._aws = aws
         self.run_command = RunCommand(aws, self.agents)
         Sessions(aws, self.agents)
+        aws.after.update({"RebootInstances": self._rebooted, "TerminateInstances": self._terminated})
         aws.pages.update(
             {
                 "/stand-in/machines": self._machines,
                 "/stand-in/settings": self._settings,
                 "/stand-in/calls": self._calls,
+                "/stand-in/instances": self._instances,
             }
         )
-        aws.effects.update({"TerminateInstances": self._terminated, "RebootInstances": self._rebooted})
 
     def add(
         self,
@@ -59,19 +60,37 @@ class Registry:
                 is_instance_type_default=False,
             )  # fmt: skip
             instance_id = made.instances[0].id
+        else:
+            region, instance_type = _found(instance_id)
         managed = ManagedInstance(machine(instance_id), region=region, instance_type=instance_type, **agent)
         self.agents[instance_id] = managed
         return managed
 
+    def _rebooted(self, call: Call) -> None:
+        """Machines go down and come up again, which moto does not do to them."""
+        for agent in self._named(call):
+            threading.Thread(target=agent.reboot, daemon=True).start()
+
     def _machines(self, wanted: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """Adds a container where one is given; says which machines there are."""
-        if wanted is not None and self.agents.at(wanted["address"]) is None:
+        """Adds a container where one is given, or takes one away that is gone; says which machines there are."""
+        if wanted is not None and wanted.get("gone"):
+            self.agents[wanted["instance_id"]].terminated = True
+        elif wanted is not None and self.agents.at(wanted["address"]) is None:
             podman, name = wanted.pop("podman"), wanted.pop("name")
             self.add(lambda instance_id: Container(instance_id, podman, name), **wanted)
         return [
-            {"instance_id": key, "address": found.address, "online": found.online}
+            {"instance_id": key, "address": found.address, "online": found.online, "name": found.machine.name}
             for key, found in self.agents.items()
             if not found.terminated
+        ]
+
+    def _instances(self, _: Any) -> list[dict[str, Any]]:
+        """EC2's instances in all regions, with their states, and whether a machine stands behind each."""
+        return [
+            {"instance_id": instance.id, "state": instance.state, "managed": instance.id in self.agents}
+            for backend in ec2_backends[_ACCOUNT].values()
+            for reservation in backend.reservations.values()
+            for instance in reservation.instances
         ]
 
     def terminate(self, instance_id: str) -> None:
@@ -82,21 +101,10 @@ class Registry:
         agent.go_down()
 
     def _terminated(self, call: Call) -> None:
-        """Instances that EC2 was told to terminate: EC2 answers before their machines are down."""
+        """Machines of instances that EC2 was told to terminate go down for good."""
         for agent in self._named(call):
             agent.terminated = True
-            threading.Thread(target=agent.go_down, daemon=True).start()
-
-    def _rebooted(self, call: Call) -> None:
-        """Instances that EC2 was told to reboot; their agents are lost until they are up again."""
-
-        def reboot(agent: ManagedInstance) -> None:
-            before, agent.online = agent.online, False
             agent.go_down()
-            agent.online = before
-
-        for agent in self._named(call):
-            threading.Thread(target=reboot, args=[agent], daemon=True).start()
 
     def _named(self, call: Call) -> list[ManagedInstance]:
         named = [value for name, value in call.parameters.items() if name.startswith("InstanceId.")]
@@ -122,3 +130,11 @@ class Registry:
                 {"principal": call.principal, "service": call.service, "operation": call.operation}
                 for call in self._aws.cloud.calls
             ]
+
+
+def _found(instance_id: str) -> tuple[str, str]:
+    """Region and type of an instance that EC2 has already."""
+    for region, backend in ec2_backends[_ACCOUNT].items():
+        if (instance := backend.get_instance_by_id(instance_id)) is not None:
+            return region, instance.instance_type
+    raise LookupError(f"EC2 has no instance {instance_id}")

@@ -67,19 +67,17 @@ class Session:
 
     def _begin(self, channel: ServerConnection) -> int:
         terminal, inner = pty.openpty()
-        self._shell = subprocess.Popen(
+        shell = self._shell = subprocess.Popen(
             ["setsid", "--ctty", *self._agent.machine.command(["sh"], tty=True)],
             cwd=self._agent.machine.folder, env={**self._agent.environment(), "TERM": "xterm-256color"},
             stdin=inner, stdout=inner, stderr=inner,
         )  # fmt: skip
         os.close(inner)
-        threading.Thread(target=self._pass_on, args=[channel, terminal], daemon=True).start()
+        threading.Thread(target=self._pass_on, args=[channel, terminal, shell], daemon=True).start()
         return terminal
 
-    def _pass_on(self, channel: ServerConnection, terminal: int) -> None:
+    def _pass_on(self, channel: ServerConnection, terminal: int, shell: subprocess.Popen[bytes]) -> None:
         """What the terminal says, until the shell is gone; then the channel is closed."""
-        if self._shell is None:
-            return
         with contextlib.suppress(ConnectionClosed):
             # The terminal's other end closed: Linux says EIO.
             with contextlib.suppress(OSError):
@@ -87,7 +85,7 @@ class Session:
                     self._send(channel, messages.BYTES, data)
             closed = {"MessageType": "channel_closed", "SessionId": self.id, "Output": ""}
             channel.send(Message(messages.CLOSED, json.dumps(closed).encode(), flags=2).packed())
-        self._shell.wait()
+        shell.wait()
         os.close(terminal)
         channel.close()
 

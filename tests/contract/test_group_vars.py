@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.amazon.aws.plugins.connection import aws_ssm
 
 from fleet.paths import PROJECT
 from fleet.requests import known_variables
@@ -107,8 +108,14 @@ def test_the_sandbox_is_in_a_group_of_each_kind(tmp_path: Path) -> None:
     assert emulated == {"emulated", "sandbox", "architecture_aarch64"}
 
 
+def connection_variables() -> set[str]:
+    """What the connection by sessions takes, by its own documentation."""
+    options = yaml.safe_load(aws_ssm.DOCUMENTATION)["options"]
+    return {variable["name"] for option in options.values() for variable in option.get("vars", [])}
+
+
 def test_group_vars_hold_only_variables_that_something_takes() -> None:
-    known = set(known_variables()) | {"vllm_become"}
+    known = set(known_variables()) | {"vllm_become", "ansible_connection"} | connection_variables()
     for path in sorted((PROJECT / "group_vars").glob("*.yml")):
         assert set(yaml.safe_load(path.read_text())) <= known, path
 

@@ -259,6 +259,7 @@ def test_nothing_is_sent_where_something_is_missing(one: Fleet) -> None:
     good = path.read_text()
     wrong: list[tuple[str, str, str, ExitCode]] = [
         (f'"{BUCKET}"', '""', "vllm_fleet_bucket", ExitCode.BAD_INPUT),
+        (f'"{BUCKET}"', '"{{ other }}"', "vllm_fleet_bucket", ExitCode.BAD_INPUT),
         (f'"{BUCKET}"', '"no-such-bucket"', "no-such-bucket", ExitCode.HOST_FAILED),
         ('"architecture"', '"other"', "variables of the inventory", ExitCode.BAD_INPUT),
         ('"aws_ec2"', '"elsewhere"', "aws_ec2.json", ExitCode.BAD_INPUT),

@@ -79,9 +79,10 @@ def test_modules_files_and_odd_characters_go_through(play: Play) -> None:
 
 
 def test_a_command_that_fails_is_a_failed_host_not_an_unreachable_one(play: Play) -> None:
-    shown = play.run({"ansible.builtin.raw": "sh -c 'exit 7'"})
-    assert shown.returncode == 2
-    assert "rc: 7" in shown.stdout
+    command = {"ansible.builtin.raw": "sh -c 'exit 7'", "register": "ran", "failed_when": "ran.rc == 7"}
+    shown = play.run(command)
+    assert shown.returncode == 2, shown.stdout
+    assert "unreachable=0    failed=1" in shown.stdout
 
 
 @pytest.mark.parametrize(("connection", "runs"), [("ssm_session", 1), ("amazon.aws.aws_ssm", 4)])
@@ -89,7 +90,7 @@ def test_a_command_over_the_limit_runs_once(play: Play, connection: str, runs: i
     ran = play.machine / "ran"
     shown = play.run(
         {"ansible.builtin.raw": f"sh -c 'echo run >> {ran}; sleep 30'"},
-        ansible_connection=connection, ansible_aws_ssm_timeout=2, ansible_aws_ssm_retries=0,
+        ansible_connection=connection, ansible_aws_ssm_timeout=1, ansible_aws_ssm_retries=0,
     )  # fmt: skip
     assert shown.returncode == 4, shown.stdout
     assert ran.read_text().splitlines() == ["run"] * runs

@@ -1,0 +1,91 @@
+"""Launch and terminate against the local AWS: real boto3, real HTTP, real Ansible."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fleet import launching
+from fleet.errors import ExitCode, FleetError
+from fleet.launch_cli import app
+from sandbox.standins import aws
+from tests.unit.local_aws import REGION, Local, local_aws
+
+LINE = "/aws/service/deeplearning/ami/arm64/oss-nvidia-driver-gpu-pytorch-{}-ubuntu-{}/latest/ami-id"
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
+    with local_aws() as found:
+        for name, value in found.environment.items():
+            monkeypatch.setenv(name, value)
+        found.client("iam").create_instance_profile(InstanceProfileName=launching.PROFILE)
+        aws.publish_images(REGION)
+        found.cloud.calls.clear()
+        yield found
+
+
+def run(*words: str, ok: bool = True) -> dict[str, Any]:
+    done = CliRunner().invoke(app, [*words, "--json"])
+    if ok and done.exception:
+        raise done.exception
+    if isinstance(done.exception, FleetError):
+        return {"error": done.exception.as_dict()}
+    return dict(json.loads(done.stdout))
+
+
+def test_the_highest_pytorch_of_this_ubuntu_is_the_newest() -> None:
+    given = [("2.9", "24.04", "ami-9"), ("2.11", "24.04", "ami-11"), ("2.12", "22.04", "ami-12")]
+    parameters = [{"Name": LINE.format(torch, ubuntu), "Value": image} for torch, ubuntu, image in given]
+    assert launching.newest_parameter(parameters) == (LINE.format("2.11", "24.04"), "ami-11")
+    assert launching.newest_parameter([]) is None
+
+
+@pytest.mark.parametrize("name", ["", "A", "-a", "a_b", "a" * 64, "a*"])
+def test_an_unfit_name_is_refused(name: str) -> None:
+    with pytest.raises(FleetError):
+        launching.check_name(name, "NAME")
+
+
+@pytest.mark.parametrize(
+    "words", [["--type", "zz.huge"], ["--type", "m6g.large"], ["--type", "g5g.4xlarge", "--volume-gib", "1"]]
+)
+def test_bad_input_changes_nothing(local: Local, words: list[str]) -> None:
+    assert run("launch", "a", *words, ok=False)["error"]["code"] == ExitCode.BAD_INPUT
+    assert not [call for call in local.cloud.calls if call.operation.startswith(("Create", "Run"))]
+
+
+def test_a_launch_is_made_once_raised_and_ended(local: Local) -> None:
+    words = ("launch", "a", "--type", "g5g.4xlarge")
+    first = run(*words)
+    assert (first["changed"], len(first["launched"])) == (True, 1)
+    sent = next(call.parameters for call in local.cloud.calls if call.operation == "RunInstances")
+    assert sent["ClientToken"]
+    assert not {"UserData", "KeyName"} & set(sent)
+    assert sent["MetadataOptions.HttpTokens"] == "required"
+    assert sent["MetadataOptions.HttpPutResponseHopLimit"] == "1"
+    assert sent["BlockDeviceMapping.1.Ebs.Encrypted"].lower() == "true"
+    assert sent["BlockDeviceMapping.1.Ebs.VolumeType"] == "gp3"
+    ec2 = local.client("ec2")
+    one = ec2.describe_instances(InstanceIds=first["launched"])["Reservations"][0]["Instances"][0]
+    tags = {tag["Key"]: tag["Value"] for tag in one["Tags"]}
+    assert (tags["vllm-fleet"], tags["vllm-fleet-role"], tags["Name"]) == ("vllm", "vllm", "a")
+    assert tags["vllm-fleet-image-chosen"].startswith("parameter: highest PyTorch")
+    group = ec2.describe_security_groups(GroupIds=[one["SecurityGroups"][0]["GroupId"]])["SecurityGroups"][0]
+    assert (group["GroupName"], group["IpPermissions"]) == ("vllm-fleet-vllm", [])
+
+    again = run(*words)
+    assert (again["changed"], again["present"]) == (False, first["launched"])
+    ec2.authorize_security_group_ingress(
+        GroupId=group["GroupId"], IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="0.0.0.0/0"
+    )
+    assert run(*words, "--count", "2", ok=False)["error"]["code"] == ExitCode.REFUSED
+    assert local.cloud.asked("RunInstances") == 1
+
+    assert run("terminate", "a", "--fleet", "other", "--yes") == {"changed": False, "ended": []}
+    assert run("terminate", "a", "--yes") == {"changed": True, "ended": first["launched"]}
+    assert run("terminate", "a", "--yes") == {"changed": False, "ended": []}
