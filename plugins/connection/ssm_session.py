@@ -14,7 +14,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 # The options are the parent's; Ansible looks for them in the plugin's own module.
 globals()["DOCUMENTATION"] = aws_ssm.DOCUMENTATION
 
+# AWS's client waits without end where its data channel is refused, and a command's limit may be an hour.
+_OPEN_S = 60.0
 _CLOSE_S = 10.0
+_LOOK = "look at the host, or set ansible_aws_ssm_timeout higher"
+_REACH = "grant docs/policies/session.json, let the controller reach ssmmessages, or look at the host's agent"
 _MENDS = {
     "TargetNotConnected": "start the agent (amazon-ssm-agent) and give the instance a profile with a role for it",
     "ExpiredTokenException": "renew the credentials, then run this again",
@@ -23,7 +27,7 @@ _MENDS = {
 
 
 class Connection(aws_ssm.Connection):  # type: ignore[misc]
-    """A session with one instance; each wait ends after `ansible_aws_ssm_timeout` seconds of wall clock."""
+    """A session with one instance; a command ends after `ansible_aws_ssm_timeout` seconds of wall clock."""
 
     transport = "ssm_session"
     session_manager: Any
@@ -50,7 +54,7 @@ class Connection(aws_ssm.Connection):  # type: ignore[misc]
         if not self.get_option("bucket_name"):
             raise self._failure("no bucket for files", "set vllm_fleet_bucket, e.g. -e vllm_fleet_bucket=NAME")
         try:
-            with self._limit("the session did not open"):
+            with self._limit("the session did not open", _OPEN_S, _REACH):
                 super().start_session()
         except ClientError as error:
             self.session_manager = None
@@ -61,12 +65,19 @@ class Connection(aws_ssm.Connection):  # type: ignore[misc]
             self.session_manager = None
             raise self._failure(f"no session: {error}", "check the region, credentials and network") from error
 
+    def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> Any:
+        """The command's exit code, output and errors; the time that the session takes to open is its own."""
+        self._connect()
+        what = "the command did not end, it was sent once and is not sent again"
+        with self._limit(what, float(self.get_option("ssm_timeout")), _LOOK):
+            return super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
+
     def exec_communicate(self, *args: Any, **kwargs: Any) -> tuple[int, str, str]:
-        """The command's exit code, output and errors; a session that ends before the command is a failure."""
-        with self._limit("the command did not end, it was sent once and is not sent again"):
-            code, stdout, stderr = super().exec_communicate(*args, **kwargs)
-            if code is None:
-                raise OSError("the session ended before the command")
+        """The parent's; a session that ends before the command is a failure."""
+        code, stdout, stderr = super().exec_communicate(*args, **kwargs)
+        # From 11 on the parent takes the last line for the exit code where the client left before the end mark.
+        if code is None or self.session_manager.session.poll() is not None:
+            raise OSError("the session ended before the command")
         return code, stdout, stderr
 
     def close(self) -> None:
@@ -86,33 +97,32 @@ class Connection(aws_ssm.Connection):  # type: ignore[misc]
             self._session_manager = None
 
     @contextmanager
-    def _limit(self, what: str) -> Iterator[None]:
+    def _limit(self, what: str, limit_s: float, mend: str) -> Iterator[None]:
         """Ends the session's client when the time is over: whatever waits for its output then returns."""
-        limit_s = int(self.get_option("ssm_timeout"))
-        over = threading.Event()
+        over, done = threading.Event(), threading.Event()
 
         def end() -> None:
-            over.set()
-            self._kill_client(self.session_manager)
+            # Again and again: the client may only begin when the time is over.
+            while not done.wait(0.5 if over.is_set() else limit_s):
+                over.set()
+                self._kill_client(self.session_manager)
 
-        timer = threading.Timer(limit_s, end)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=end, daemon=True).start()
         try:
             yield
         except (AnsibleConnectionFailure, OSError) as error:
             if isinstance(error, AnsibleConnectionFailure) and "mend:" in str(error):
                 raise
-            timed = over.is_set() or isinstance(error, AnsibleConnectionFailure)
+            done.set()
             self._kill_client(self.session_manager)
             self.close()
-            if timed:
-                raise self._failure(
-                    f"{what} within {limit_s} s", "look at the host, or set ansible_aws_ssm_timeout higher"
-                ) from error
+            if over.is_set():
+                raise self._failure(f"{what} within {limit_s:g} s", mend) from error
+            if isinstance(error, AnsibleConnectionFailure):
+                raise self._failure(f"{what} within {self.get_option('ssm_timeout')} s", mend) from error
             raise self._failure(f"the session broke: {error}", "look at the host and its agent") from error
         finally:
-            timer.cancel()
+            done.set()
 
     @staticmethod
     def _kill_client(manager: Any) -> None:

@@ -17,7 +17,7 @@ from werkzeug.wrappers import Request, Response
 
 from sandbox.standins.cloud import Call, Cloud
 
-_CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/")
+CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/")
 
 
 class Refusal(Exception):
@@ -113,7 +113,7 @@ def _refused(call: Call, code: str, message: str) -> Response:
 
 def _read(environ: dict[str, Any]) -> Call | None:
     """The request as a call; None where it is not signed. A body that is read is put back for moto."""
-    signed = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
+    signed = CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
     if signed is None:
         return None
     principal, region, service = signed.groups()

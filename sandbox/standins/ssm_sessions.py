@@ -13,12 +13,13 @@ import uuid
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
 from sandbox.standins import session_messages as messages
 from sandbox.standins.agents import Agents, ManagedInstance
 from sandbox.standins.cloud import Call
-from sandbox.standins.local_aws import LocalAws, Refusal
+from sandbox.standins.local_aws import CREDENTIAL, LocalAws, Refusal
 from sandbox.standins.session_messages import Message
 
 
@@ -107,6 +108,7 @@ class Sessions:
     def __init__(self, aws: LocalAws, agents: Agents) -> None:
         self._agents = agents
         self._host = aws.host
+        self._cloud = aws.cloud
         self._open: dict[str, Session] = {}
         self._server: Server | None = None
         self._lock = threading.Lock()
@@ -118,7 +120,7 @@ class Sessions:
             raise Refusal("TargetNotConnected", f"{target} is not connected.")
         with self._lock:
             if self._server is None:
-                self._server = serve(self._channel, self._host, 0, compression=None)
+                self._server = serve(self._channel, self._host, 0, compression=None, process_request=self._opened)
                 threading.Thread(target=self._server.serve_forever, daemon=True).start()
         session = Session(self._agents[target])
         self._open[session.id] = session
@@ -131,6 +133,15 @@ class Sessions:
         if session is not None:
             session.end()
         return {"SessionId": call.parameters["SessionId"]}
+
+    def _opened(self, channel: ServerConnection, request: Request) -> Response | None:
+        """OpenDataChannel: in the ledger where it is signed; an answer where it is refused."""
+        signed = CREDENTIAL.search(request.headers.get("Authorization", ""))
+        if signed is not None:
+            principal, region, service = signed.groups()
+            self._cloud.note(Call(principal, service, "OpenDataChannel", region, {"path": request.path}))
+        code = self._cloud.refuse.get("OpenDataChannel")
+        return channel.respond(403, code) if code else None
 
     def _channel(self, channel: ServerConnection) -> None:
         path = channel.request.path if channel.request else ""

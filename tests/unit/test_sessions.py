@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests.unit.local_aws import REGION, Local, local_aws
+from tests.unit.test_policies import compared
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "sandbox/standins/session-manager-plugin"
@@ -90,7 +90,7 @@ def test_a_command_over_the_limit_runs_once(play: Play, connection: str, runs: i
     ran = play.machine / "ran"
     shown = play.run(
         {"ansible.builtin.raw": f"sh -c 'echo run >> {ran}; sleep 30'"},
-        ansible_connection=connection, ansible_aws_ssm_timeout=1, ansible_aws_ssm_retries=0,
+        ansible_connection=connection, ansible_aws_ssm_timeout=2, ansible_aws_ssm_retries=0,
     )  # fmt: skip
     assert shown.returncode == 4, shown.stdout
     assert ran.read_text().splitlines() == ["run"] * runs
@@ -101,6 +101,26 @@ def test_output_that_stops_in_half_a_line_ends_by_the_clock(play: Play) -> None:
     assert shown.returncode == 4, shown.stdout
     assert "did not end" in shown.stdout
     assert "mend:" in shown.stdout
+
+
+def test_a_session_that_ends_before_its_command_is_no_success(play: Play) -> None:
+    ran = play.machine / "ran"
+    # The last line that comes is a number, as the exit code would be.
+    shown = play.run({"ansible.builtin.raw": f"sh -c 'echo run >> {ran}; echo 0; kill -9 $PPID; sleep 9'"})
+    assert shown.returncode == 4, shown.stdout
+    assert "the session broke" in shown.stdout
+    assert ran.read_text().splitlines() == ["run"]
+
+
+def test_a_channel_that_is_refused_ends_by_the_clock(play: Play, local: Local) -> None:
+    local.cloud.refuse["OpenDataChannel"] = "AccessDeniedException"
+    try:
+        shown = play.run({"ansible.builtin.raw": "true"}, ansible_aws_ssm_timeout=2)
+    finally:
+        del local.cloud.refuse["OpenDataChannel"]
+    assert shown.returncode == 4, shown.stdout
+    assert "the session did not open" in shown.stdout
+    assert "docs/policies/session.json" in shown.stdout
 
 
 def test_the_missing_plugin_is_named(play: Play) -> None:
@@ -128,8 +148,8 @@ def test_the_policy_grants_what_is_used_and_no_more(play: Play, local: Local) ->
         {"ansible.builtin.raw": "true"},
     )
     assert shown.returncode == 0, shown.stdout
-    names = {"HeadBucket": "ListBucket", "HeadObject": "GetObject"}
-    used = {f"{call.service}:{names.get(call.operation, call.operation)}" for call in local.cloud.calls[before:]}
-    policy = json.loads((ROOT / "docs/policies/session.json").read_text())
-    granted = {action for statement in policy["Statement"] for action in statement["Action"]}
-    assert used == granted
+    inventory = [str(Path(sys.executable).parent / "ansible-inventory"), "-i", "inventory/aws_ec2.yml", "--list"]
+    subprocess.run(
+        inventory, cwd=ROOT, env={**os.environ, **local.environment}, capture_output=True, check=True, timeout=100
+    )
+    assert compared(local.cloud.calls[before:], "session") == (set(), set())
