@@ -38,6 +38,7 @@ def launch(
     count: Annotated[int, typer.Option("--count", min=1, help="How many there shall be.")] = 1,
     spot: Annotated[bool, typer.Option("--spot", help="Spot instances: cheaper, and may be taken.")] = False,
     role: Annotated[Role, typer.Option("--role", help="What they are for.")] = Role.VLLM,
+    capability: Annotated[str, typer.Option("--capability", help="What a builder builds for.")] = "7.5",
     fleet: Fleet = "vllm",
     region: Region = "",
     subnet: Annotated[str, typer.Option("--subnet", help="Subnet; else a default one.")] = "",
@@ -49,7 +50,11 @@ def launch(
     """Launch instances that are missing of a name; those that are there stay as they are."""
     with errors(as_json=as_json):
         where = _region(region)
-        wanted = launching.Wanted(name, instance_type, where, fleet, role, count, spot, subnet, image, volume_gib)
+        # A server's GPU answers for itself; a builder has none.
+        builds_for = capability if role is Role.BUILDER else ""
+        wanted = launching.Wanted(
+            name, instance_type, where, fleet, role, builds_for, count, spot, subnet, image, volume_gib
+        )
         made = launching.plan(wanted, *(_client(service, where) for service in ("ec2", "ssm", "iam")))
         launched: list[str] = []
         if made.missing and not check:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet import launching
+from fleet.deep_learning_images import newest_parameter
 from fleet.errors import ExitCode, FleetError
 from fleet.launch_cli import app
 from sandbox.standins import aws
@@ -41,8 +42,8 @@ def run(*words: str, ok: bool = True) -> dict[str, Any]:
 def test_the_highest_pytorch_of_this_ubuntu_is_the_newest() -> None:
     given = [("2.9", "24.04", "ami-9"), ("2.11", "24.04", "ami-11"), ("2.12", "22.04", "ami-12")]
     parameters = [{"Name": LINE.format(torch, ubuntu), "Value": image} for torch, ubuntu, image in given]
-    assert launching.newest_parameter(parameters) == (LINE.format("2.11", "24.04"), "ami-11")
-    assert launching.newest_parameter([]) is None
+    assert newest_parameter(parameters) == (LINE.format("2.11", "24.04"), "ami-11")
+    assert newest_parameter([]) is None
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a_b", "a" * 64, "a*"])
