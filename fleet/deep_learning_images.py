@@ -14,6 +14,8 @@ UBUNTU = "24.04"
 _PARAMETER = re.compile(
     r".*/oss-nvidia-driver-gpu-pytorch-(\d+(?:\.\d+)*)-ubuntu-" + re.escape(UBUNTU) + "/latest/ami-id"
 )
+# NVIDIA's open kernel modules, which these images carry, need Turing or newer; by the names DescribeInstanceTypes gives.
+_BEFORE_TURING = ("K80", "M60", "V100")
 _NAMES = {
     "arm64": f"Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch * (Ubuntu {UBUNTU}) *",
     "x86_64": f"Deep Learning OSS Nvidia Driver AMI GPU PyTorch * (Ubuntu {UBUNTU}) *",
@@ -50,6 +52,12 @@ def instance_architecture(ec2: Any, kind: str, role: str, region: str) -> str:
         raise FleetError(
             f"{kind} has no NVIDIA GPU, and a server wants one", where="--type",
             mend="--type g5g.4xlarge, or --role builder",
+        )  # fmt: skip
+    old = sorted({gpu["Name"] for gpu in gpus if gpu.get("Name") in _BEFORE_TURING})
+    if role == "vllm" and old:
+        raise FleetError(
+            f"{kind} has {', '.join(old)}, and the image's open driver wants Turing or newer", where="--type",
+            mend="--type g5g.4xlarge",
         )  # fmt: skip
     for architecture in told[0]["ProcessorInfo"]["SupportedArchitectures"]:
         if architecture in _NAMES:

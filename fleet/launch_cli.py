@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -78,15 +79,23 @@ def terminate(
             launching.check_name(name, "NAME")
         launching.check_name(fleet, "--fleet")
         with aws_errors.told(where):
-            ids = [str(one["InstanceId"]) for one in launching.named(_client("ec2", where), fleet, names)]
-        if ids and not yes and not typer.confirm(f"End {', '.join(ids)} of fleet {fleet} in {where}?", err=True):
-            raise FleetError("not agreed to, nothing ended", where=where, mend="--yes", code=ExitCode.REFUSED)
+            ec2 = _client("ec2", where)
+            launching.refuse_untagged(ec2, names)
+            ids = [str(one["InstanceId"]) for one in launching.named(ec2, fleet, names)]
+        if ids and not yes:
+            _agree(f"End {', '.join(ids)} of fleet {fleet} in {where}?", where)
         if ids:
             _played("playbooks/terminate.yml", {"terminate_region": where, "terminate_ids": ids}, where)
         if as_json:
             print(json.dumps({"changed": bool(ids), "ended": ids}))
         else:
             print(f"ended: {', '.join(ids)}" if ids else "nothing to end: no instance of these names is there")
+
+
+def _agree(question: str, where: str) -> None:
+    """Asks where somebody can answer; what cannot be undone is not done on silence."""
+    if not sys.stdin.isatty() or not typer.confirm(question, err=True):
+        raise FleetError("not agreed to, nothing ended", where=where, mend="--yes", code=ExitCode.REFUSED)
 
 
 def _region(given: str) -> str:
@@ -138,6 +147,8 @@ def _tell(made: launching.Plan, launched: list[str], *, check: bool, as_json: bo
         print(f"volume: {made.volume_gib} GiB (image {made.image.gib}, room for build and model {launching.ROOM_GIB})")
     if made.stopped:
         print(f"stopped, and counted: {', '.join(made.stopped)}; aws ec2 start-instances --instance-ids ...")
+    if made.other_type:
+        print(f"of another type than {made.wanted.instance_type}, and counted: {', '.join(made.other_type)}")
     if not made.missing:
         print(f"unchanged: {', '.join(made.present)}")
     elif check:

@@ -16,6 +16,7 @@ PROFILE = "vllm-fleet-host"
 # Beside what the image itself fills: 41 GiB is what preflight wants for a build from source (preflight_writes), 20 GiB
 # a second release beside the first, 32 GiB a model that fills a GPU of 16 GiB and the swap to load it; rounded up.
 ROOM_GIB = 100
+_PROFILE_MEND = "the commands in docs/launch.md"
 ALIVE = ("pending", "running", "stopping", "stopped")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _CAPABILITY = re.compile(r"\d{1,2}\.\d")
@@ -45,6 +46,7 @@ class Plan:
     wanted: Wanted
     present: tuple[str, ...]
     stopped: tuple[str, ...]
+    other_type: tuple[str, ...]
     missing: int
     image: Image | None = None
     vpc: str = ""
@@ -78,8 +80,9 @@ def plan(wanted: Wanted, ec2: Any, ssm: Any, iam: Any) -> Plan:
         found = named(ec2, wanted.fleet, [wanted.name])
         ids = tuple(one["InstanceId"] for one in found)
         stopped = tuple(one["InstanceId"] for one in found if one["State"]["Name"] in ("stopping", "stopped"))
+        other = tuple(one["InstanceId"] for one in found if one["InstanceType"] != wanted.instance_type)
         if wanted.count <= len(found):
-            return Plan(wanted, ids, stopped, 0)
+            return Plan(wanted, ids, stopped, other, 0)
         architecture = instance_architecture(ec2, wanted.instance_type, wanted.role, wanted.region)
         image = choose_image(ec2, ssm, wanted.image, architecture, wanted.region)
         check_profile(iam)
@@ -91,43 +94,68 @@ def plan(wanted: Wanted, ec2: Any, ssm: Any, iam: Any) -> Plan:
             f"a volume of {volume} GiB does not hold the image's {image.gib} GiB", where="--volume-gib",
             mend=f"--volume-gib {image.gib + ROOM_GIB}",
         )  # fmt: skip
-    return Plan(wanted, ids, stopped, wanted.count - len(found), image, vpc, subnet, volume)
+    return Plan(wanted, ids, stopped, other, wanted.count - len(found), image, vpc, subnet, volume)
 
 
 def named(ec2: Any, fleet: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
     """Instances of the fleet with these names that are not ended, oldest first."""
-    filters = [
-        {"Name": f"tag:{FLEET_TAG}", "Values": [fleet]},
-        {"Name": "tag:Name", "Values": list(names)},
-        {"Name": "instance-state-name", "Values": list(ALIVE)},
-    ]
-    pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
-    found = [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+    found = _alive(ec2, names, {"Name": f"tag:{FLEET_TAG}", "Values": [fleet]})
     return sorted(found, key=lambda one: (str(one["LaunchTime"]), one["InstanceId"]))
 
 
+def refuse_untagged(ec2: Any, names: Sequence[str]) -> None:
+    """An instance of these names that carries no fleet's tag is somebody else's, and is told before anything ends."""
+    strays = [
+        str(one["InstanceId"])
+        for one in _alive(ec2, names)
+        if not any(tag["Key"] == FLEET_TAG for tag in one.get("Tags", []))
+    ]
+    if strays:
+        raise FleetError(
+            f"{', '.join(strays)} lacks the tag {FLEET_TAG}, and only a fleet's instances are ended; nothing ended",
+            where=", ".join(names),
+            mend=f"aws ec2 describe-instances --instance-ids {' '.join(strays)}",
+            code=ExitCode.REFUSED,
+        )
+
+
+def _alive(ec2: Any, names: Sequence[str], *more: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    filters = [
+        {"Name": "tag:Name", "Values": list(names)}, {"Name": "instance-state-name", "Values": list(ALIVE)}, *more,
+    ]  # fmt: skip
+    pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
+    return [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+
+
 def check_profile(iam: Any) -> None:
-    """The instance profile must be there: the launch makes no rights of its own."""
+    """The instance profile must be there, with its role: the launch makes no rights of its own."""
     try:
-        iam.get_instance_profile(InstanceProfileName=PROFILE)
+        found = iam.get_instance_profile(InstanceProfileName=PROFILE)["InstanceProfile"]
     except Exception as error:
         if aws_errors.code_of(error) != "NoSuchEntity":
             raise
         raise FleetError(
             f"there is no instance profile {PROFILE}", where="IAM",
-            mend=f"aws iam create-instance-profile --instance-profile-name {PROFILE}",
+            mend=_PROFILE_MEND,
         ) from error  # fmt: skip
+    if not found["Roles"]:
+        raise FleetError(f"the instance profile {PROFILE} has no role", where="IAM", mend=_PROFILE_MEND)
 
 
 def network(ec2: Any, wanted: Wanted) -> tuple[str, str]:
     """VPC and subnet: the one asked for, else a default one in a zone that offers the type."""
-    if wanted.subnet:
-        one = ec2.describe_subnets(SubnetIds=[wanted.subnet])["Subnets"][0]
-        return one["VpcId"], one["SubnetId"]
     offers = ec2.describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [wanted.instance_type]}]
     )["InstanceTypeOfferings"]
     zones = {one["Location"] for one in offers}
+    if wanted.subnet:
+        one = _subnet(ec2, wanted)
+        if one["AvailabilityZone"] not in zones:
+            raise FleetError(
+                f"{one['AvailabilityZone']} does not offer {wanted.instance_type}, {', '.join(sorted(zones)) or 'none'} does",
+                where=f"--subnet {wanted.subnet}", mend="--subnet with one of those zones, or none",
+            )  # fmt: skip
+        return one["VpcId"], one["SubnetId"]
     subnets = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"]
     fit = sorted(
         (one["AvailabilityZone"], one["VpcId"], one["SubnetId"]) for one in subnets if one["AvailabilityZone"] in zones
@@ -138,6 +166,18 @@ def network(ec2: Any, wanted: Wanted) -> tuple[str, str]:
             where=wanted.region, mend="--subnet subnet-...",
         )  # fmt: skip
     return fit[0][1], fit[0][2]
+
+
+def _subnet(ec2: Any, wanted: Wanted) -> Mapping[str, Any]:
+    try:
+        return dict(ec2.describe_subnets(SubnetIds=[wanted.subnet])["Subnets"][0])
+    except Exception as error:
+        if not aws_errors.code_of(error).startswith("InvalidSubnetI"):
+            raise
+        raise FleetError(
+            f"{wanted.region} has no subnet {wanted.subnet!r}", where="--subnet",
+            mend=f"aws ec2 describe-subnets --region {wanted.region} --output table",
+        ) from error  # fmt: skip
 
 
 def refuse_inbound(ec2: Any, name: str, vpc: str) -> None:

@@ -18,7 +18,7 @@ from fleet.errors import ExitCode, FleetError
 from fleet.launch_cli import app
 from fleet.paths import PROJECT
 from sandbox.standins import aws
-from tests.unit.local_aws import REGION, Local, local_aws
+from tests.unit.local_aws import REGION, Local, local_aws, profile_of_hosts
 from tests.unit.policies import compared
 
 LINE = "/aws/service/deeplearning/ami/arm64/oss-nvidia-driver-gpu-pytorch-{}-ubuntu-{}/latest/ami-id"
@@ -29,7 +29,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
     with local_aws() as found:
         for name, value in found.environment.items():
             monkeypatch.setenv(name, value)
-        found.client("iam").create_instance_profile(InstanceProfileName=launching.PROFILE)
+        profile_of_hosts(found)
         aws.publish_images(REGION)
         found.cloud.calls.clear()
         yield found
@@ -72,6 +72,7 @@ def test_a_launch_is_made_once_raised_and_ended(local: Local) -> None:
     sent = next(call.parameters for call in local.cloud.calls if call.operation == "RunInstances")
     assert sent["ClientToken"]
     assert not {"UserData", "KeyName"} & set(sent)
+    assert sent["InstanceInitiatedShutdownBehavior"] == "stop"
     assert sent["MetadataOptions.HttpTokens"] == "required"
     assert sent["MetadataOptions.HttpPutResponseHopLimit"] == "1"
     assert sent["BlockDeviceMapping.1.Ebs.Encrypted"].lower() == "true"
