@@ -60,7 +60,7 @@ def launch(
         launched: list[str] = []
         if made.missing and not check:
             done = _played("playbooks/launch.yml", launching.variables(made), where)
-            launched = [str(one) for result in done for one in result.get("instance_ids") or []]
+            launched = [str(one) for result in done for one in _made(result)]
         _tell(made, launched, check=check, as_json=as_json)
 
 
@@ -132,6 +132,11 @@ def _played(playbook: str, variables: dict[str, Any], region: str) -> list[dict[
     if done.code is not ExitCode.OK:
         raise FleetError(done.said or "Ansible did not run", where=playbook, mend="see above", code=done.code)
     return results
+
+
+def _made(result: dict[str, Any]) -> list[Any]:
+    """What the module of instances started; where others of the name were there, its `instance_ids` has those too."""
+    return result.get("changed_ids") or result.get("instance_ids") or []
 
 
 def _tell(made: launching.Plan, launched: list[str], *, check: bool, as_json: bool) -> None:

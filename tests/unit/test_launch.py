@@ -122,10 +122,12 @@ def test_spot_builders_are_raised_ended_and_asked_for_by_the_policy(
     [variables] = listed["_meta"]["hostvars"].values()
     assert variables["ec2_tags"]["vllm-fleet-capability"] == "8.9"
     assert set(run("terminate", "b", "--yes")["ended"]) == {*first, *second["launched"]}
-    # The search by name, which is asked for where the parameter's image is gone, is a right that was used already.
     calls = [call for call in local.cloud.calls if call.principal == "LAUNCHER"]
     # A role that an instance takes is passed by RunInstances, and tags given with what is made make no call either.
-    assert compared(calls, "launch") == (set(), {"iam:PassRole arn:aws:iam::ACCOUNT:role/vllm-fleet-host"})
+    assert compared(calls, "launch") == (
+        set(),
+        {"iam:PassRole arn:aws:iam::ACCOUNT:role/vllm-fleet-host", "ec2:CreateTags *"},
+    )
 
 
 @pytest.mark.parametrize(
