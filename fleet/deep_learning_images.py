@@ -14,7 +14,7 @@ UBUNTU = "24.04"
 _PARAMETER = re.compile(
     r".*/oss-nvidia-driver-gpu-pytorch-(\d+(?:\.\d+)*)-ubuntu-" + re.escape(UBUNTU) + "/latest/ami-id"
 )
-# NVIDIA's open kernel modules, which these images carry, need Turing or newer; by the names DescribeInstanceTypes gives.
+# NVIDIA's open kernel modules, which these images carry, need Turing or newer; names as DescribeInstanceTypes has them.
 _BEFORE_TURING = ("K80", "M60", "V100")
 _NAMES = {
     "arm64": f"Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch * (Ubuntu {UBUNTU}) *",

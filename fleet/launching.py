@@ -151,8 +151,9 @@ def network(ec2: Any, wanted: Wanted) -> tuple[str, str]:
     if wanted.subnet:
         one = _subnet(ec2, wanted)
         if one["AvailabilityZone"] not in zones:
+            offering = ", ".join(sorted(zones)) or "none"
             raise FleetError(
-                f"{one['AvailabilityZone']} does not offer {wanted.instance_type}, {', '.join(sorted(zones)) or 'none'} does",
+                f"{one['AvailabilityZone']} does not offer {wanted.instance_type}, and {offering} does",
                 where=f"--subnet {wanted.subnet}", mend="--subnet with one of those zones, or none",
             )  # fmt: skip
         return one["VpcId"], one["SubnetId"]

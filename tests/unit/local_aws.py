@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from typing import Any
 import boto3
 import httpx
 
-from fleet.launching import PROFILE
 from sandbox.standins import aws, metadata, moto_mended
 from sandbox.standins.agents import Agents, ManagedInstance
 from sandbox.standins.local_aws import LocalAws
@@ -75,14 +73,3 @@ def local_aws() -> Iterator[Local]:
         for service in local.services:
             service.shutdown()
             service.server_close()
-
-
-def profile_of_hosts(local: Local) -> None:
-    """The instance profile of the fleet's hosts and its role, as docs/launch.md makes them."""
-    iam = local.client("iam")
-    trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
-    iam.create_role(
-        RoleName=PROFILE, AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [trust]})
-    )
-    iam.create_instance_profile(InstanceProfileName=PROFILE)
-    iam.add_role_to_instance_profile(InstanceProfileName=PROFILE, RoleName=PROFILE)

@@ -18,7 +18,7 @@ from fleet.errors import ExitCode, FleetError
 from fleet.launch_cli import app
 from fleet.paths import PROJECT
 from sandbox.standins import aws
-from tests.unit.local_aws import REGION, Local, local_aws, profile_of_hosts
+from tests.unit.local_aws import REGION, Local, local_aws
 from tests.unit.policies import compared
 
 LINE = "/aws/service/deeplearning/ami/arm64/oss-nvidia-driver-gpu-pytorch-{}-ubuntu-{}/latest/ami-id"
@@ -29,7 +29,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
     with local_aws() as found:
         for name, value in found.environment.items():
             monkeypatch.setenv(name, value)
-        profile_of_hosts(found)
+        aws.profile_of_hosts(found.client("iam"))
         aws.publish_images(REGION)
         found.cloud.calls.clear()
         yield found
@@ -149,7 +149,9 @@ def test_capacity_and_quota(
 
 
 def test_no_instance_profile(local: Local) -> None:
-    local.client("iam").delete_instance_profile(InstanceProfileName=launching.PROFILE)
+    iam = local.client("iam")
+    iam.remove_role_from_instance_profile(InstanceProfileName=launching.PROFILE, RoleName=launching.PROFILE)
+    iam.delete_instance_profile(InstanceProfileName=launching.PROFILE)
     error = run("launch", "a", "--type", "g5g.4xlarge", ok=False)["error"]
     assert (error["code"], error["what"]) == (ExitCode.BAD_INPUT, f"there is no instance profile {launching.PROFILE}")
     assert local.cloud.asked("CreateSecurityGroup") == 0

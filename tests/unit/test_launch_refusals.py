@@ -16,7 +16,7 @@ from fleet.errors import ExitCode, FleetError
 from fleet.launch_cli import app
 from fleet.paths import PROJECT
 from sandbox.standins import aws
-from tests.unit.local_aws import REGION, Local, local_aws, profile_of_hosts
+from tests.unit.local_aws import Local, local_aws
 
 
 @pytest.fixture
@@ -24,8 +24,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
     with local_aws() as found:
         for name, value in found.environment.items():
             monkeypatch.setenv(name, value)
-        profile_of_hosts(found)
-        aws.publish_images(REGION)
+        aws.seed(found.url)
         found.cloud.calls.clear()
         yield found
         # Nothing half done: the tests start their instances as another.
@@ -53,16 +52,22 @@ def started(local: Local, **tags: str) -> str:
     return str(made["Instances"][0]["InstanceId"])
 
 
-def test_a_gpu_before_turing(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("local")
+def test_a_gpu_before_turing(monkeypatch: pytest.MonkeyPatch) -> None:
     # NVIDIA's driver installation guide, "Kernel Modules": the open flavor is for Turing and newer; V100 is Volta.
     error = refused(monkeypatch, "launch", "a", "--type", "p3dn.24xlarge")
     assert (error.code, "V100" in error.what) == (ExitCode.BAD_INPUT, True)
     # Who only builds needs no GPU, and no driver.
-    assert not CliRunner().invoke(app, ["launch", "a", "--type", "p3dn.24xlarge", "--role", "builder", "--check"]).exception
+    assert (
+        not CliRunner()
+        .invoke(app, ["launch", "a", "--type", "p3dn.24xlarge", "--role", "builder", "--check"])
+        .exception
+    )
 
 
 @pytest.mark.parametrize("subnet", ["subnet-0123456789abcdef0", "nonsense"])
-def test_no_such_subnet(local: Local, monkeypatch: pytest.MonkeyPatch, subnet: str) -> None:
+@pytest.mark.usefixtures("local")
+def test_no_such_subnet(monkeypatch: pytest.MonkeyPatch, subnet: str) -> None:
     error = refused(monkeypatch, "launch", "a", "--type", "g5g.xlarge", "--subnet", subnet)
     assert (error.code, subnet in error.what) == (ExitCode.BAD_INPUT, True)
 
@@ -110,11 +115,11 @@ def test_nobody_to_ask(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_is_no(local: Local) -> None:
     there = started(local, Name="a", vllm_fleet="vllm")
-    code, said = answered(local, b"n\n", "terminate", "a")
+    code, said = answered(b"n\n", "terminate", "a")
     assert (code, f"End {there} of fleet vllm" in said, "nothing ended" in said) == (ExitCode.REFUSED, True, True)
 
 
-def answered(local: Local, answer: bytes, *words: str) -> tuple[int, str]:
+def answered(answer: bytes, *words: str) -> tuple[int, str]:
     """Exit code and all that was said, of a real command at a terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "AWS_ACCESS_KEY_ID": "ASKING"}
