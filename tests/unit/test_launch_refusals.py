@@ -43,10 +43,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> FleetError:
 
 def started(local: Local, **tags: str) -> str:
     ec2 = local.client("ec2")
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     given = [{"Key": key.replace("_", "-"), "Value": value} for key, value in tags.items()]
     made = ec2.run_instances(
-        ImageId=image, InstanceType="g5g.xlarge", MinCount=1, MaxCount=1,
+        ImageId="ami-00900000000000000", InstanceType="g5g.xlarge", MinCount=1, MaxCount=1,
         TagSpecifications=[{"ResourceType": "instance", "Tags": given}],
     )  # fmt: skip
     return str(made["Instances"][0]["InstanceId"])
