@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ def launch(
     count: Annotated[int, typer.Option("--count", min=1, help="How many there shall be.")] = 1,
     spot: Annotated[bool, typer.Option("--spot", help="Spot instances: cheaper, and may be taken.")] = False,
     role: Annotated[Role, typer.Option("--role", help="What they are for.")] = Role.VLLM,
+    capability: Annotated[str, typer.Option("--capability", help="What a builder builds for.")] = "7.5",
     fleet: Fleet = "vllm",
     region: Region = "",
     subnet: Annotated[str, typer.Option("--subnet", help="Subnet; else a default one.")] = "",
@@ -49,12 +51,16 @@ def launch(
     """Launch instances that are missing of a name; those that are there stay as they are."""
     with errors(as_json=as_json):
         where = _region(region)
-        wanted = launching.Wanted(name, instance_type, where, fleet, role, count, spot, subnet, image, volume_gib)
+        # A server's GPU answers for itself; a builder has none.
+        builds_for = capability if role is Role.BUILDER else ""
+        wanted = launching.Wanted(
+            name, instance_type, where, fleet, role, builds_for, count, spot, subnet, image, volume_gib
+        )
         made = launching.plan(wanted, *(_client(service, where) for service in ("ec2", "ssm", "iam")))
         launched: list[str] = []
         if made.missing and not check:
             done = _played("playbooks/launch.yml", launching.variables(made), where)
-            launched = [str(one) for result in done for one in result.get("instance_ids") or []]
+            launched = [str(one) for result in done for one in _made(result)]
         _tell(made, launched, check=check, as_json=as_json)
 
 
@@ -73,15 +79,23 @@ def terminate(
             launching.check_name(name, "NAME")
         launching.check_name(fleet, "--fleet")
         with aws_errors.told(where):
-            ids = [str(one["InstanceId"]) for one in launching.named(_client("ec2", where), fleet, names)]
-        if ids and not yes and not typer.confirm(f"End {', '.join(ids)} of fleet {fleet} in {where}?", err=True):
-            raise FleetError("not agreed to, nothing ended", where=where, mend="--yes", code=ExitCode.REFUSED)
+            ec2 = _client("ec2", where)
+            launching.refuse_untagged(ec2, names)
+            ids = [str(one["InstanceId"]) for one in launching.named(ec2, fleet, names)]
+        if ids and not yes:
+            _agree(f"End {', '.join(ids)} of fleet {fleet} in {where}?", where)
         if ids:
             _played("playbooks/terminate.yml", {"terminate_region": where, "terminate_ids": ids}, where)
         if as_json:
             print(json.dumps({"changed": bool(ids), "ended": ids}))
         else:
             print(f"ended: {', '.join(ids)}" if ids else "nothing to end: no instance of these names is there")
+
+
+def _agree(question: str, where: str) -> None:
+    """Asks where somebody can answer; what cannot be undone is not done on silence."""
+    if not sys.stdin.isatty() or not typer.confirm(question, err=True):
+        raise FleetError("not agreed to, nothing ended", where=where, mend="--yes", code=ExitCode.REFUSED)
 
 
 def _region(given: str) -> str:
@@ -120,6 +134,11 @@ def _played(playbook: str, variables: dict[str, Any], region: str) -> list[dict[
     return results
 
 
+def _made(result: dict[str, Any]) -> list[Any]:
+    """What the module of instances started; where others of the name were there, its `instance_ids` has those too."""
+    return result.get("changed_ids") or result.get("instance_ids") or []
+
+
 def _tell(made: launching.Plan, launched: list[str], *, check: bool, as_json: bool) -> None:
     go_on = shlex.join(
         ["./runner.py", "converge", "-i", "inventory/aws_ec2.yml", "--limit", ",".join([*made.present, *launched])]
@@ -133,6 +152,8 @@ def _tell(made: launching.Plan, launched: list[str], *, check: bool, as_json: bo
         print(f"volume: {made.volume_gib} GiB (image {made.image.gib}, room for build and model {launching.ROOM_GIB})")
     if made.stopped:
         print(f"stopped, and counted: {', '.join(made.stopped)}; aws ec2 start-instances --instance-ids ...")
+    if made.other_type:
+        print(f"of another type than {made.wanted.instance_type}, and counted: {', '.join(made.other_type)}")
     if not made.missing:
         print(f"unchanged: {', '.join(made.present)}")
     elif check:

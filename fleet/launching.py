@@ -1,30 +1,25 @@
-"""What a launch is to be: names and type checked, image chosen, and how many instances of the name are missing."""
+"""What a launch is to be: names checked, network chosen, and how many instances of the name are missing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fleet import aws_errors
+from fleet.deep_learning_images import Image, choose_image, instance_architecture
 from fleet.errors import ExitCode, FleetError
 
-FLEET_TAG, ROLE_TAG = "vllm-fleet", "vllm-fleet-role"
+FLEET_TAG, ROLE_TAG, CAPABILITY_TAG = "vllm-fleet", "vllm-fleet-role", "vllm-fleet-capability"
 PROFILE = "vllm-fleet-host"
-UBUNTU = "24.04"
 # Beside what the image itself fills: 41 GiB is what preflight wants for a build from source (preflight_writes), 20 GiB
 # a second release beside the first, 32 GiB a model that fills a GPU of 16 GiB and the swap to load it; rounded up.
 ROOM_GIB = 100
+_PROFILE_MEND = "the commands in docs/launch.md"
 ALIVE = ("pending", "running", "stopping", "stopped")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_PARAMETER = re.compile(
-    r".*/oss-nvidia-driver-gpu-pytorch-(\d+(?:\.\d+)*)-ubuntu-" + re.escape(UBUNTU) + "/latest/ami-id"
-)
-_IMAGE_NAMES = {
-    "arm64": f"Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch * (Ubuntu {UBUNTU}) *",
-    "x86_64": f"Deep Learning OSS Nvidia Driver AMI GPU PyTorch * (Ubuntu {UBUNTU}) *",
-}
+_CAPABILITY = re.compile(r"\d{1,2}\.\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +31,12 @@ class Wanted:
     region: str
     fleet: str = "vllm"
     role: str = "vllm"
+    capability: str = ""
     count: int = 1
     spot: bool = False
     subnet: str = ""
     image: str = ""
     volume_gib: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image, and by which way and why it was chosen."""
-
-    id: str
-    name: str
-    root_device: str
-    gib: int
-    way: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +46,7 @@ class Plan:
     wanted: Wanted
     present: tuple[str, ...]
     stopped: tuple[str, ...]
+    other_type: tuple[str, ...]
     missing: int
     image: Image | None = None
     vpc: str = ""
@@ -87,14 +72,19 @@ def plan(wanted: Wanted, ec2: Any, ssm: Any, iam: Any) -> Plan:
     """Reads what AWS has and decides; changes nothing. Raises FleetError for what cannot be launched."""
     check_name(wanted.name, "NAME")
     check_name(wanted.fleet, "--fleet")
+    if wanted.capability and not _CAPABILITY.fullmatch(wanted.capability):
+        raise FleetError(
+            f"{wanted.capability!r} is no compute capability", where="--capability", mend="--capability 7.5"
+        )
     with aws_errors.told(wanted.region):
         found = named(ec2, wanted.fleet, [wanted.name])
         ids = tuple(one["InstanceId"] for one in found)
         stopped = tuple(one["InstanceId"] for one in found if one["State"]["Name"] in ("stopping", "stopped"))
+        other = tuple(one["InstanceId"] for one in found if one["InstanceType"] != wanted.instance_type)
         if wanted.count <= len(found):
-            return Plan(wanted, ids, stopped, 0)
-        architecture = instance_architecture(ec2, wanted)
-        image = choose_image(ec2, ssm, wanted, architecture)
+            return Plan(wanted, ids, stopped, other, 0)
+        architecture = instance_architecture(ec2, wanted.instance_type, wanted.role, wanted.region)
+        image = choose_image(ec2, ssm, wanted.image, architecture, wanted.region)
         check_profile(iam)
         vpc, subnet = network(ec2, wanted)
         refuse_inbound(ec2, f"vllm-fleet-{wanted.fleet}", vpc)
@@ -104,133 +94,69 @@ def plan(wanted: Wanted, ec2: Any, ssm: Any, iam: Any) -> Plan:
             f"a volume of {volume} GiB does not hold the image's {image.gib} GiB", where="--volume-gib",
             mend=f"--volume-gib {image.gib + ROOM_GIB}",
         )  # fmt: skip
-    return Plan(wanted, ids, stopped, wanted.count - len(found), image, vpc, subnet, volume)
+    return Plan(wanted, ids, stopped, other, wanted.count - len(found), image, vpc, subnet, volume)
 
 
 def named(ec2: Any, fleet: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
     """Instances of the fleet with these names that are not ended, oldest first."""
-    filters = [
-        {"Name": f"tag:{FLEET_TAG}", "Values": [fleet]},
-        {"Name": "tag:Name", "Values": list(names)},
-        {"Name": "instance-state-name", "Values": list(ALIVE)},
-    ]
-    pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
-    found = [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+    found = _alive(ec2, names, {"Name": f"tag:{FLEET_TAG}", "Values": [fleet]})
     return sorted(found, key=lambda one: (str(one["LaunchTime"]), one["InstanceId"]))
 
 
-def instance_architecture(ec2: Any, wanted: Wanted) -> str:
-    """`arm64` or `x86_64`; refuses a type that is unknown, not offered, or has no GPU for a server."""
-    kind = wanted.instance_type
-    try:
-        told = ec2.describe_instance_types(InstanceTypes=[kind])["InstanceTypes"]
-    except Exception as error:
-        if aws_errors.code_of(error) not in ("InvalidInstanceType", "InvalidParameterValue"):
-            raise
-        told = []
-    if not told:
-        raise FleetError(
-            f"{wanted.region} has no instance type {kind!r}", where="--type",
-            mend=f"aws ec2 describe-instance-type-offerings --region {wanted.region} --output table",
-        )  # fmt: skip
-    gpus = (told[0].get("GpuInfo") or {}).get("Gpus", [])
-    if wanted.role == "vllm" and not any(gpu.get("Manufacturer") == "NVIDIA" for gpu in gpus):
-        raise FleetError(
-            f"{kind} has no NVIDIA GPU, and a server wants one", where="--type",
-            mend="--type g5g.4xlarge, or --role builder",
-        )  # fmt: skip
-    for architecture in told[0]["ProcessorInfo"]["SupportedArchitectures"]:
-        if architecture in _IMAGE_NAMES:
-            return str(architecture)
-    raise FleetError(f"{kind} is neither arm64 nor x86_64", where="--type", mend="--type g5g.4xlarge")
-
-
-def newest_parameter(parameters: Iterable[Mapping[str, str]]) -> tuple[str, str] | None:
-    """Name and image of the parameter with the highest PyTorch; those of old versions stay behind."""
-    fit = [(match[1], one) for one in parameters if (match := _PARAMETER.fullmatch(one["Name"]))]
-    if not fit:
-        return None
-    best = max(fit, key=lambda pair: [int(part) for part in pair[0].split(".")])[1]
-    return best["Name"], best["Value"]
-
-
-def choose_image(ec2: Any, ssm: Any, wanted: Wanted, architecture: str) -> Image:
-    """The image asked for, else the newest by AWS's public parameter, else the newest by name."""
-    if wanted.image:
-        return _checked(_images(ec2, ImageIds=[wanted.image]), architecture, "asked", "--image names it", wanted.region)
-    reason = "AWS has no public parameter for it here"
-    pages = ssm.get_paginator("get_parameters_by_path").paginate(
-        Path=f"/aws/service/deeplearning/ami/{architecture}", Recursive=True
-    )
-    newest = newest_parameter(one for page in pages for one in page["Parameters"])
-    if newest:
-        found = _images(ec2, ImageIds=[newest[1]])
-        if any(_usable(one, architecture) for one in found):
-            return _checked(found, architecture, "parameter", f"highest PyTorch: {newest[0]}", wanted.region)
-        reason = f"{newest[0]} names {newest[1]}, which is not available"
-    found = _images(
-        ec2,
-        Owners=["amazon"],
-        Filters=[
-            {"Name": "name", "Values": [_IMAGE_NAMES[architecture]]},
-            {"Name": "state", "Values": ["available"]},
-            {"Name": "architecture", "Values": [architecture]},
-        ],
-    )
-    return _checked(found, architecture, "search", f"newest by CreationDate; {reason}", wanted.region)
-
-
-def _images(ec2: Any, **query: Any) -> list[Mapping[str, Any]]:
-    try:
-        return list(ec2.describe_images(**query)["Images"])
-    except Exception as error:
-        if aws_errors.code_of(error).startswith("InvalidAMIID"):
-            return []
-        raise
-
-
-def _usable(image: Mapping[str, Any], architecture: str) -> bool:
-    return bool(image["State"] == "available" and image["Architecture"] == architecture)
-
-
-def _checked(found: list[Mapping[str, Any]], architecture: str, way: str, why: str, region: str) -> Image:
-    fit = [one for one in found if _usable(one, architecture)]
-    if not fit:
-        raise FleetError(
-            f"no available {architecture} image ({way}: {why})", where=region, mend="--image ami-...",
-        )  # fmt: skip
-    best = max(fit, key=lambda one: (str(one["CreationDate"]), one["ImageId"]))
-    root = str(best["RootDeviceName"])
-    sizes = [
-        one["Ebs"].get("VolumeSize", 0)
-        for one in best["BlockDeviceMappings"]
-        if one.get("DeviceName") == root and "Ebs" in one
+def refuse_untagged(ec2: Any, names: Sequence[str]) -> None:
+    """An instance of these names that carries no fleet's tag is somebody else's, and is told before anything ends."""
+    strays = [
+        str(one["InstanceId"])
+        for one in _alive(ec2, names)
+        if not any(tag["Key"] == FLEET_TAG for tag in one.get("Tags", []))
     ]
-    return Image(best["ImageId"], best.get("Name", ""), root, max(sizes, default=0), way, why)
+    if strays:
+        raise FleetError(
+            f"{', '.join(strays)} lacks the tag {FLEET_TAG}, and only a fleet's instances are ended; nothing ended",
+            where=", ".join(names),
+            mend=f"aws ec2 describe-instances --instance-ids {' '.join(strays)}",
+            code=ExitCode.REFUSED,
+        )
+
+
+def _alive(ec2: Any, names: Sequence[str], *more: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    filters = [
+        {"Name": "tag:Name", "Values": list(names)}, {"Name": "instance-state-name", "Values": list(ALIVE)}, *more,
+    ]  # fmt: skip
+    pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
+    return [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
 
 
 def check_profile(iam: Any) -> None:
-    """The instance profile must be there: the launch makes no rights of its own."""
+    """The instance profile must be there, with its role: the launch makes no rights of its own."""
     try:
-        iam.get_instance_profile(InstanceProfileName=PROFILE)
+        found = iam.get_instance_profile(InstanceProfileName=PROFILE)["InstanceProfile"]
     except Exception as error:
         if aws_errors.code_of(error) != "NoSuchEntity":
             raise
         raise FleetError(
             f"there is no instance profile {PROFILE}", where="IAM",
-            mend=f"aws iam create-instance-profile --instance-profile-name {PROFILE}",
+            mend=_PROFILE_MEND,
         ) from error  # fmt: skip
+    if not found["Roles"]:
+        raise FleetError(f"the instance profile {PROFILE} has no role", where="IAM", mend=_PROFILE_MEND)
 
 
 def network(ec2: Any, wanted: Wanted) -> tuple[str, str]:
     """VPC and subnet: the one asked for, else a default one in a zone that offers the type."""
-    if wanted.subnet:
-        one = ec2.describe_subnets(SubnetIds=[wanted.subnet])["Subnets"][0]
-        return one["VpcId"], one["SubnetId"]
     offers = ec2.describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [wanted.instance_type]}]
     )["InstanceTypeOfferings"]
     zones = {one["Location"] for one in offers}
+    if wanted.subnet:
+        one = _subnet(ec2, wanted)
+        if one["AvailabilityZone"] not in zones:
+            offering = ", ".join(sorted(zones)) or "none"
+            raise FleetError(
+                f"{one['AvailabilityZone']} does not offer {wanted.instance_type}, and {offering} does",
+                where=f"--subnet {wanted.subnet}", mend="--subnet with one of those zones, or none",
+            )  # fmt: skip
+        return one["VpcId"], one["SubnetId"]
     subnets = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"]
     fit = sorted(
         (one["AvailabilityZone"], one["VpcId"], one["SubnetId"]) for one in subnets if one["AvailabilityZone"] in zones
@@ -241,6 +167,18 @@ def network(ec2: Any, wanted: Wanted) -> tuple[str, str]:
             where=wanted.region, mend="--subnet subnet-...",
         )  # fmt: skip
     return fit[0][1], fit[0][2]
+
+
+def _subnet(ec2: Any, wanted: Wanted) -> Mapping[str, Any]:
+    try:
+        return dict(ec2.describe_subnets(SubnetIds=[wanted.subnet])["Subnets"][0])
+    except Exception as error:
+        if not aws_errors.code_of(error).startswith("InvalidSubnetI"):
+            raise
+        raise FleetError(
+            f"{wanted.region} has no subnet {wanted.subnet!r}", where="--subnet",
+            mend=f"aws ec2 describe-subnets --region {wanted.region} --output table",
+        ) from error  # fmt: skip
 
 
 def refuse_inbound(ec2: Any, name: str, vpc: str) -> None:
@@ -278,6 +216,7 @@ def variables(made: Plan) -> dict[str, Any]:
             "Name": wanted.name,
             FLEET_TAG: wanted.fleet,
             ROLE_TAG: wanted.role,
+            **({CAPABILITY_TAG: wanted.capability} if wanted.capability else {}),
             "vllm-fleet-image": image.name[:256],
             "vllm-fleet-image-chosen": f"{image.way}: {image.why}"[:256],
         },

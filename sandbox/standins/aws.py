@@ -16,17 +16,29 @@ from moto.s3.responses import S3Response
 from moto.ssm.models import Parameter, ssm_backends
 
 REGION = "us-east-1"
+PROFILE = "vllm-fleet-host"
 SECRET_ID = "vllm-fleet/hf-token"  # noqa: S105
 
 
 def seed(endpoint_url: str) -> None:
-    """Puts in a bucket, and a Hugging Face token that is random and of no use anywhere."""
+    """Puts in a bucket, the hosts' instance profile, and a Hugging Face token that is random and of no use anywhere."""
     publish_images(REGION)
     session = boto3.Session("testing", "testing", region_name=REGION)
+    profile_of_hosts(session.client("iam", endpoint_url=endpoint_url))
     session.client("s3", endpoint_url=endpoint_url).create_bucket(Bucket="vllm-fleet")
     session.client("secretsmanager", endpoint_url=endpoint_url).create_secret(
         Name=SECRET_ID, SecretString=json.dumps({"HF_TOKEN": f"hf_{secrets.token_hex(17)}"})
     )
+
+
+def profile_of_hosts(iam: Any) -> None:
+    """The instance profile of the fleet's hosts, with its role: a launch makes neither."""
+    trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    iam.create_role(
+        RoleName=PROFILE, AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+    )
+    iam.create_instance_profile(InstanceProfileName=PROFILE)
+    iam.add_role_to_instance_profile(InstanceProfileName=PROFILE, RoleName=PROFILE)
 
 
 def publish_images(region: str) -> None:

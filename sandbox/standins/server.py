@@ -12,7 +12,7 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from sandbox.standins import aws, metadata
+from sandbox.standins import aws, metadata, moto_mended
 from sandbox.standins.local_aws import LocalAws
 from sandbox.standins.registry import Registry
 
@@ -38,6 +38,7 @@ def main() -> None:
     done = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: done.set())
     aws.put_at_once()
+    moto_mended.spot_by_template()
     local_aws = LocalAws(args.bind, args.aws_port)
     registry = Registry(local_aws)
     local_aws.start()

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import httpx
 
-from sandbox.standins import aws, metadata
+from sandbox.standins import aws, metadata, moto_mended
 from sandbox.standins.agents import Agents, ManagedInstance
 from sandbox.standins.local_aws import LocalAws
 from sandbox.standins.machines import Folder
@@ -19,6 +19,7 @@ from sandbox.standins.registry import Registry
 
 REGION = "us-east-1"
 aws.put_at_once()
+moto_mended.spot_by_template()
 
 
 class Local:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fleet import launching
+from fleet.deep_learning_images import newest_parameter
 from fleet.errors import ExitCode, FleetError
 from fleet.launch_cli import app
+from fleet.paths import PROJECT
 from sandbox.standins import aws
 from tests.unit.local_aws import REGION, Local, local_aws
+from tests.unit.policies import compared
 
 LINE = "/aws/service/deeplearning/ami/arm64/oss-nvidia-driver-gpu-pytorch-{}-ubuntu-{}/latest/ami-id"
 
@@ -23,7 +29,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
     with local_aws() as found:
         for name, value in found.environment.items():
             monkeypatch.setenv(name, value)
-        found.client("iam").create_instance_profile(InstanceProfileName=launching.PROFILE)
+        aws.profile_of_hosts(found.client("iam"))
         aws.publish_images(REGION)
         found.cloud.calls.clear()
         yield found
@@ -41,8 +47,8 @@ def run(*words: str, ok: bool = True) -> dict[str, Any]:
 def test_the_highest_pytorch_of_this_ubuntu_is_the_newest() -> None:
     given = [("2.9", "24.04", "ami-9"), ("2.11", "24.04", "ami-11"), ("2.12", "22.04", "ami-12")]
     parameters = [{"Name": LINE.format(torch, ubuntu), "Value": image} for torch, ubuntu, image in given]
-    assert launching.newest_parameter(parameters) == (LINE.format("2.11", "24.04"), "ami-11")
-    assert launching.newest_parameter([]) is None
+    assert newest_parameter(parameters) == (LINE.format("2.11", "24.04"), "ami-11")
+    assert newest_parameter([]) is None
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a_b", "a" * 64, "a*"])
@@ -66,6 +72,7 @@ def test_a_launch_is_made_once_raised_and_ended(local: Local) -> None:
     sent = next(call.parameters for call in local.cloud.calls if call.operation == "RunInstances")
     assert sent["ClientToken"]
     assert not {"UserData", "KeyName"} & set(sent)
+    assert sent["InstanceInitiatedShutdownBehavior"] == "stop"
     assert sent["MetadataOptions.HttpTokens"] == "required"
     assert sent["MetadataOptions.HttpPutResponseHopLimit"] == "1"
     assert sent["BlockDeviceMapping.1.Ebs.Encrypted"].lower() == "true"
@@ -89,3 +96,63 @@ def test_a_launch_is_made_once_raised_and_ended(local: Local) -> None:
     assert run("terminate", "a", "--fleet", "other", "--yes") == {"changed": False, "ended": []}
     assert run("terminate", "a", "--yes") == {"changed": True, "ended": first["launched"]}
     assert run("terminate", "a", "--yes") == {"changed": False, "ended": []}
+
+
+def test_spot_builders_are_raised_ended_and_asked_for_by_the_policy(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "LAUNCHER")
+    words = ("launch", "b", "--type", "g5g.4xlarge", "--spot", "--role", "builder", "--capability", "8.9")
+    checked = run(*words, "--check")
+    assert (checked["missing"], checked["launched"]) == (1, [])
+    assert not [call for call in local.cloud.calls if not call.operation.startswith(("Describe", "Get"))]
+    first = run(*words)["launched"]
+    ec2 = local.client("ec2")
+    ec2.stop_instances(InstanceIds=first)
+    second = run(*words, "--count", "2")
+    assert (second["stopped"], second["present"], len(second["launched"])) == (first, first, 1)
+    assert local.cloud.asked("RunInstances") == 2
+    listed = json.loads(
+        subprocess.run(
+            [str(Path(sys.executable).parent / "ansible-inventory"), "-i", "inventory/aws_ec2.yml", "--list"],
+            cwd=PROJECT, capture_output=True, check=True,
+        ).stdout
+    )  # fmt: skip
+    assert listed["spot"]["hosts"] == listed["builder"]["hosts"] == second["launched"]
+    [variables] = listed["_meta"]["hostvars"].values()
+    # What comes from outside is marked so in the JSON.
+    assert variables["ec2_tags"]["vllm-fleet-capability"] == {"__ansible_unsafe": "8.9"}
+    assert set(run("terminate", "b", "--yes")["ended"]) == {*first, *second["launched"]}
+    calls = [call for call in local.cloud.calls if call.principal == "LAUNCHER"]
+    # A role that an instance takes is passed by RunInstances, and tags given with what is made make no call either.
+    assert compared(calls, "launch") == (
+        set(),
+        {"iam:PassRole arn:aws:iam::ACCOUNT:role/vllm-fleet-host", "ec2:CreateTags *"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [("InsufficientInstanceCapacity", ExitCode.UNREACHABLE), ("VcpuLimitExceeded", ExitCode.REFUSED)],
+)
+def test_capacity_and_quota(
+    local: Local, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusal: str, code: ExitCode
+) -> None:
+    # amazon.aws asks again for minutes where there is no capacity, and has no setting for it: its waits are cut short.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nold = time.sleep\ntime.sleep = lambda s: old(min(s, 0.05))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    local.cloud.refuse["RunInstances"] = refusal
+    error = run("launch", "a", "--type", "g5g.4xlarge", ok=False)["error"]
+    assert (error["code"], refusal in error["what"]) == (code, True)
+    assert error["mend"]
+
+
+def test_no_instance_profile(local: Local) -> None:
+    iam = local.client("iam")
+    iam.remove_role_from_instance_profile(InstanceProfileName=launching.PROFILE, RoleName=launching.PROFILE)
+    iam.delete_instance_profile(InstanceProfileName=launching.PROFILE)
+    error = run("launch", "a", "--type", "g5g.4xlarge", ok=False)["error"]
+    assert (error["code"], error["what"]) == (ExitCode.BAD_INPUT, f"there is no instance profile {launching.PROFILE}")
+    assert local.cloud.asked("CreateSecurityGroup") == 0
