@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import boto3
 import httpx
@@ -101,10 +102,8 @@ def measure(hosts: int, seconds: float) -> Scaled:
         tempfile.TemporaryDirectory() as name,
         subprocess.Popen(argv, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cloud,
     ):
-        assert cloud.stdin is not None
-        assert cloud.stdout is not None
         try:
-            url = cloud.stdout.readline().strip()
+            url = _pipe(cloud.stdout).readline().strip()
             session = boto3.Session("controller", "testing", region_name=_REGION)
             session.client("s3", endpoint_url=url).create_bucket(Bucket=_BUCKET)
             document.install(session.client("ssm", endpoint_url=url), _REGION)
@@ -132,10 +131,17 @@ def measure(hosts: int, seconds: float) -> Scaled:
             # Each host reads its job, and puts its chunks; bundle and wheels it has.
             return Scaled(hosts=hosts, requests=dict(calls), host_requests=hosts + _page(url, "puts"), **said)
         finally:
-            cloud.stdin.close()
+            _pipe(cloud.stdin).close()
 
 
-def _inventory(hosts: int) -> dict[str, object]:
+def _pipe(stream: IO[str] | None) -> IO[str]:
+    """One of the process's own streams, which it has by being started so."""
+    if stream is None:
+        raise ValueError("no pipe")
+    return stream
+
+
+def _inventory(hosts: int) -> dict[str, Any]:
     variables = {
         name: {
             "instance_id": name, "placement": {"region": _REGION}, "architecture": "x86_64",
@@ -147,7 +153,7 @@ def _inventory(hosts: int) -> dict[str, object]:
     return {"all": {"hosts": variables, "children": groups}}
 
 
-def _page(url: str, page: str) -> list[dict[str, str]] | int | object:
+def _page(url: str, page: str) -> Any:
     with httpx.Client(trust_env=False, timeout=60) as client:
         return client.get(f"{url}/stand-in/{page}").raise_for_status().json()
 
@@ -166,13 +172,12 @@ def main() -> None:
     good = sum(not (tally.failed or tally.unreachable) for tally in finished.hosts.values())
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     # Of this program alone: ru_maxrss begins with what the starting process had.
-    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert peak is not None
+    [peak] = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     print(
         json.dumps(
             {
                 "good": good,
-                "mib": int(peak[1]) / 1024,
+                "mib": int(peak) / 1024,
                 "cpu_s": round(sum(each.ru_utime + each.ru_stime for each in used), 2),
                 "seconds": round(time.monotonic() - began, 1),
             }
