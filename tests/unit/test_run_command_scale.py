@@ -22,7 +22,7 @@ def test_twenty_hosts() -> None:
     assert found.host_requests == 20 * (1 + 5)
 
 
-def test_a_host_that_breaks_its_stream_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_all_its_hosts_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ssm_scale._inventory(2)
     monkeypatch.setattr(ssm_scale, "_inventory", lambda _: {**listed, "all": {**listed["all"], "children": {}}})
     with pytest.raises(FleetError, match="not all of 2 simulated hosts"):
