@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bench import build_cache, build_fleet, build_units, patch, ssm_transports
+from bench import build_cache, build_fleet, build_units, patch, ssm_scale, ssm_transports
 from fleet.options import Yes
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
@@ -14,7 +14,7 @@ from fleet.steps import Durations, Steps
 # What `bench build` measures, in order.
 _BUILD_PARTS = (build_units.run, build_cache.run, build_fleet.run)
 # And `bench ssm`.
-_SSM_PARTS = (ssm_transports.run,)
+_SSM_PARTS = (ssm_transports.run, ssm_scale.run)
 
 app = typer.Typer(no_args_is_help=True, help="What the project claims, measured anew.")
 

@@ -85,7 +85,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value against its goal."""
+    """One measured value against its goal; `goal` is empty where there is none."""
 
     name: str
     value: float
@@ -95,7 +95,7 @@ class Figure:
 
     def line(self) -> str:
         """The figure as it is printed."""
-        return f"FIGURE {self.name} {self.value:g} {self.unit} goal {self.goal}"
+        return f"FIGURE {self.name} {self.value:g} {self.unit}" + (f" goal {self.goal}" if self.goal else "")
 
 
 def run(vllm: Sequence[str], triton: Sequence[str], console: Console, steps: Steps) -> int:
