@@ -56,11 +56,14 @@ def _tar(files: Iterable[tuple[Path, Path]]) -> bytes:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Regular files below, through links (playbooks/group_vars is one), without what Python leaves."""
+    """Regular files below, through links (playbooks/group_vars is one), without what Python leaves.
+
+    Connections are the controller's: on the host there is one, and it is local.
+    """
     found = []
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            found += _files(path) if path.name != "__pycache__" else []
+            found += _files(path) if path.name not in ("__pycache__", "connection") else []
         elif path.suffix != ".pyc":
             found.append(path)
     return found

@@ -60,12 +60,13 @@ class Following:
         self._stall_s = stall_s
         self._hosts: dict[str, _Followed] = {}
         self._clients: dict[str, Any] = {}
+        self._begun: set[tuple[str, str]] = set()
 
     def follow(self, sent: Sequence[commands.Command]) -> None:
         """Returns when every host's part is over; a run that is to stop is cancelled on its hosts first."""
         for command in sent:
             for instance_id in command.instance_ids:
-                stream = Stream(self._listener.heard, self._private)
+                stream = Stream(self._heard, self._private)
                 self._hosts[instance_id] = _Followed(instance_id, command, stream)
         wait_s = self._patience.first_s
         asked = time.monotonic()
@@ -84,6 +85,16 @@ class Following:
                 self._ask()
                 if quiet:
                     self._look_at_silent()
+
+    def _heard(self, raw: dict[str, Any]) -> bool:
+        """Each host tells of each task that begins; as in a push run the first to begin it counts for all."""
+        if raw.get("event") == "playbook_on_task_start":
+            data = raw.get("event_data") or {}
+            task = (str(data.get("role", "")), str(data.get("task", "")))
+            if task in self._begun:
+                return False
+            self._begun.add(task)
+        return self._listener.heard(raw)
 
     def _left(self) -> list[_Followed]:
         return [host for host in self._hosts.values() if not host.done]

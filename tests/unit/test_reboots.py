@@ -14,7 +14,7 @@ import pytest
 from fleet.errors import ExitCode
 from fleet.paths import PROJECT
 from tests.unit.fleet_on_ec2 import Fleet, fleet
-from tests.unit.test_policies import compared
+from tests.unit.policies import compared
 
 
 @pytest.fixture

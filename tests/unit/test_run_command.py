@@ -109,6 +109,10 @@ def test_events_and_codes_are_those_of_a_push_run(tmp_path: Path, monkeypatch: p
                 name = machine.machine.instance_id
                 assert seen(pulled, name) == seen(pushed, name) != []
         assert [isinstance(event, HostStarted) for event in pulled].count(True) == 8
+        # Two hosts begin each task, and the view is told of it once.
+        assert [event for event in pulled if isinstance(event, TaskStarted)] == [
+            event for event in pushed if isinstance(event, TaskStarted)
+        ]
 
 
 def test_what_is_marked_as_from_outside_reaches_the_host_as_its_value(one: Fleet) -> None:

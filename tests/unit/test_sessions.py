@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.unit.local_aws import REGION, Local, local_aws
-from tests.unit.test_policies import compared
+from tests.unit.policies import compared
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "sandbox/standins/session-manager-plugin"
