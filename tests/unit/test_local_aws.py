@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import httpx
 import pytest
 from botocore.exceptions import ClientError
 
+from sandbox.standins.machines import Folder
 from sandbox.standins.metadata import access_key
 from tests.unit.local_aws import Local, local_aws
 from tests.unit.test_run_command_standin import DOCUMENT, documented, ended, send, until
@@ -28,11 +29,23 @@ def status(aws: Local, command: str, instance: str) -> tuple[str, str]:
     return found["Status"], found["StatusDetails"]
 
 
+class SlowToBegin(Folder):
+    """A machine that takes its time to begin a command, as a container at work does: until there is a file `go`."""
+
+    def command(self, argv: Sequence[str], *, tty: bool = False) -> list[str]:
+        """The command itself, later."""
+        del tty
+        slowly = ["sh", "-c", 'while [ ! -e go ]; do sleep 0.1; done; exec "$@"', "sh"]
+        return [*(slowly if argv[0] == "setsid" else []), *argv]
+
+
 def test_a_cancellation_reaches_what_has_only_just_begun(aws: Local, tmp_path: Path) -> None:
-    one = aws.add(tmp_path).machine.instance_id
+    one = aws.registry.add(lambda instance_id: SlowToBegin(instance_id, tmp_path)).machine.instance_id
     command = send(aws, "sleep 1000", [one])
     until(lambda: status(aws, command, one)[0] == "InProgress")
     aws.client("ssm").cancel_command(CommandId=command)
+    time.sleep(1)
+    (tmp_path / "go").touch()
     assert ended(aws, command, one)["Status"] == "Cancelled"
 
 

@@ -156,7 +156,7 @@ def test_delivered_twice_runs_twice(aws: Local, tmp_path: Path) -> None:
 
 def test_lists_lag_and_come_in_pages(aws: Local, tmp_path: Path) -> None:
     ids = [aws.add(tmp_path).machine.instance_id for _ in range(3)]
-    aws.cloud.lag_s = 1.0
+    aws.cloud.lag_s = 3600.0
     command = send(aws, "true", ids)
     ssm = aws.client("ssm")
     assert ssm.list_command_invocations(CommandId=command)["CommandInvocations"] == []
