@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -149,6 +150,12 @@ def test_a_host_knows_who_else_is_in_its_groups_whatever_the_limit(
 
 
 def test_modules_are_run_by_the_hosts_own_python(one: Fleet) -> None:
+    # A host with the one Python that its job is made for: it and the job's have the same name.
+    own = one.folder / "own" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    own.parent.mkdir()
+    for name in (own, own.with_name("python3")):
+        name.symlink_to(Path(sys.base_prefix) / "bin" / own.name)
+    one.machines[0].variables["PATH"] = f"{own.parent}:/usr/bin:/bin"
     tasks = "  - {name: said, ansible.builtin.setup: {gather_subset: ['!all', python]}}\n"
     request = one.request(tasks)
     path = request.inventories[0]
@@ -159,7 +166,7 @@ def test_modules_are_run_by_the_hosts_own_python(one: Fleet) -> None:
     events: list[Event] = []
     execute(request, events.append, SOON)
     found = [event.result for event in events if isinstance(event, HostResult)]
-    assert str(one.folder) not in found[0]["ansible_facts"]["discovered_interpreter_python"]
+    assert found[0]["ansible_facts"]["discovered_interpreter_python"] == str(own)
 
 
 def test_a_host_that_stalls_while_others_go_on_is_told_and_cancelled_there(
