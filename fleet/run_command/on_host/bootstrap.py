@@ -158,11 +158,11 @@ def environment(store: Store, digest: str, version: str) -> str:
         play = os.path.join(folder, "programs", "ansible-playbook")
         with open(play, "w") as script:
             # The folder's final name: it is renamed when it is whole.
-            final = os.path.join(_STATE, f"environment-{digest}", "bin", "python3")
+            final = os.path.join(_STATE, f"ansible-{digest}", "bin", "python3")
             script.write(f"#!{final} -I\nfrom ansible.cli.playbook import main\nmain()\n")
         os.chmod(play, 0o755)
 
-    return os.path.join(once(f"environment-{digest}", make), "bin", "python3")
+    return os.path.join(once(f"ansible-{digest}", make), "bin", "python3")
 
 
 def once(name: str, make: Callable[[str], None]) -> str:
