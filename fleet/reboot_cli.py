@@ -61,8 +61,7 @@ def reboot(
 
 
 def _targets(request: Request) -> list[Target]:
-    hosts = ec2_hosts.resolved(request)
-    return [Target(host.instance_id, host.region) for host in hosts]
+    return [Target(host.instance_id, host.region) for host in ec2_hosts.resolved(request).hosts]
 
 
 def _confirm(targets: list[Target], at_once: int, *, yes: bool) -> None:

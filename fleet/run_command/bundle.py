@@ -14,6 +14,8 @@ from fleet.paths import PROJECT
 
 _FOLDERS = ("group_vars", "playbooks", "plugins", "roles")
 _ON_HOST = Path(__file__).resolve().parent / "on_host"
+# The job ends a run's processes as the stop playbook does.
+_SHARED = PROJECT / "plugins" / "module_utils" / "marked_processes.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ def bundle(project: Path = PROJECT) -> Packed:
     files = [(Path("ansible.cfg"), project / "ansible.cfg")]
     for folder in _FOLDERS:
         files += [(path.relative_to(project), path) for path in _files(project / folder)]
-    files += [(Path("on_host") / path.name, path) for path in sorted(_ON_HOST.glob("*.py"))]
+    files += [(Path("on_host") / path.name, path) for path in (*_ON_HOST.glob("*.py"), _SHARED)]
     return packed("bundles/{}.tar.gz", gzip.compress(_tar(files), 9, mtime=0))
 
 

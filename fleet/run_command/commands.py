@@ -79,10 +79,10 @@ def invocations(ssm: Any, command: Command) -> Iterator[Invocation]:
                 yield Invocation(found["InstanceId"], found["Status"], found["StatusDetails"], _said(output), output)
 
 
-def cancel(ssm: Any, command: Command) -> None:
-    """Asks AWS to end it on all its hosts."""
+def cancel(ssm: Any, command: Command, ids: Sequence[str] = ()) -> None:
+    """Asks AWS to end it on these of its hosts, on all where none is named."""
     with told(f"{command.region} command {command.id}"):
-        ssm.cancel_command(CommandId=command.id)
+        ssm.cancel_command(CommandId=command.id, InstanceIds=list(ids))
 
 
 def _said(output: str) -> tuple[dict[str, Any], ...]:

@@ -17,6 +17,7 @@ class Fate(StrEnum):
     REBOOTED = "rebooted"
     GONE = "instance gone"
     SILENT = "silent"
+    STALLED = "stalled"
     CANCELLED = "cancelled"
     REFUSED = "refused"
     TIMED_OUT = "timed out"
@@ -39,6 +40,7 @@ _TOLD = {
     Fate.REBOOTED: ("it rebooted in the middle of the run, which was not begun again", "converge again"),
     Fate.GONE: ("the instance is no longer running", "aws ec2 describe-instances; then launch another"),
     Fate.SILENT: ("it says nothing, though its agent lives", "converge again"),
+    Fate.STALLED: ("no event came, though it gives signs of life; it was cancelled there", "converge again"),
     Fate.CANCELLED: (
         "the command was cancelled by somebody else, or too many hosts had failed before",
         "converge again",

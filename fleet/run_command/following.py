@@ -46,7 +46,7 @@ class _Followed:
 
 
 class Following:
-    """Follows a run; `rc` is Ansible's worst code where no host failed by a task."""
+    """Follows a run; `rc` is Ansible's worst code where no host failed by a task, `hosts` are by instance id."""
 
     def __init__(
         self, listener: Listener, store: Store, run_id: str, private: str, patience: Patience, stall_s: float
@@ -58,16 +58,13 @@ class Following:
         self._private = private
         self._patience = patience
         self._stall_s = stall_s
-        self._hosts: dict[str, _Followed] = {}
+        self.hosts: dict[str, _Followed] = {}
         self._clients: dict[str, Any] = {}
         self._begun: set[tuple[str, str]] = set()
 
     def follow(self, sent: Sequence[commands.Command]) -> None:
         """Returns when every host's part is over; a run that is to stop is cancelled on its hosts first."""
-        for command in sent:
-            for instance_id in command.instance_ids:
-                stream = Stream(self._heard, self._private)
-                self._hosts[instance_id] = _Followed(instance_id, command, stream)
+        self.expect(sent)
         wait_s = self._patience.first_s
         asked = time.monotonic()
         while self._left():
@@ -77,6 +74,7 @@ class Following:
             self._listener.cancelled.wait(wait_s)
             wait_s = min(wait_s * self._patience.growth, self._patience.longest_s)
             self._read()
+            self.end_stalled()
             quiet = any(self._silent(host) for host in self._left())
             ended = all(host.stream.over for host in self._left())
             # Results tell nearly all: AWS is asked where a host has ended or says nothing, and now and then.
@@ -96,15 +94,22 @@ class Following:
             self._begun.add(task)
         return self._listener.heard(raw)
 
+    def expect(self, sent: Sequence[commands.Command]) -> None:
+        """Takes the commands' hosts for those of the run."""
+        for command in sent:
+            for instance_id in command.instance_ids:
+                stream = Stream(self._heard, self._private)
+                self.hosts[instance_id] = _Followed(instance_id, command, stream)
+
     def _left(self) -> list[_Followed]:
-        return [host for host in self._hosts.values() if not host.done]
+        return [host for host in self.hosts.values() if not host.done]
 
     def _silent(self, host: _Followed) -> bool:
         return time.monotonic() - host.heard > self._patience.silence_s
 
     def _read(self) -> None:
         for instance_id, chunk in self._store.new(self._run_id):
-            host = self._hosts.get(instance_id)
+            host = self.hosts.get(instance_id)
             if host is None or host.done:
                 continue
             host.heard = time.monotonic()
@@ -115,10 +120,21 @@ class Following:
             if host.stream.broken:
                 self._end(host, End(Fate.REFUSED, host.stream.broken))
 
+    def end_stalled(self) -> None:
+        """Ends the part of hosts whose task says nothing any more; where it is so on all, the run itself is stalled."""
+        now = time.monotonic()
+        left = self._left()
+        stalled = [host for host in left if host.stream.worked and now - host.stream.worked > self._stall_s]
+        if len(stalled) == len(left):
+            return
+        for host in stalled:
+            commands.cancel(self._ssm(host.command.region), host.command, [host.instance_id])
+            self._end(host, End(Fate.STALLED, f"for {self._stall_s:.0f} s"))
+
     def _ask(self) -> None:
         for command in {host.command.id: host.command for host in self._left()}.values():
             for invocation in commands.invocations(self._ssm(command.region), command):
-                host = self._hosts[invocation.instance_id]
+                host = self.hosts[invocation.instance_id]
                 if host.done:
                     continue
                 if host.invocation is None or host.invocation.status != invocation.status:

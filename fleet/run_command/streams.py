@@ -6,6 +6,7 @@ With fleet/execution.py the only place that touches ansible-runner.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ class Stream(Processor):  # type: ignore[misc]
     def __init__(self, heard: Callable[[dict[str, Any]], bool], private: str) -> None:
         super().__init__(private_data_dir=private, event_handler=heard, quiet=True, settings={})
         self.over = False
+        # When an event last came, a sign of life aside; nothing is expected before the first.
+        self.worked: float | None = None
         self.digest = ""
         self.count = 0
         self.spot_notice: dict[str, Any] | None = None
@@ -46,4 +49,6 @@ class Stream(Processor):  # type: ignore[misc]
         elif "spot_notice" in data:
             self.spot_notice = data["spot_notice"]
         elif "event" in data:
+            if data["event"] != "keepalive":
+                self.worked = time.monotonic()
             self.event_callback(data)

@@ -23,7 +23,7 @@ from fleet.run_command import agents, commands, document
 from fleet.run_command.bundle import Packed, bundle, packed
 from fleet.run_command.fates import End, Fate
 from fleet.run_command.following import Following, Patience
-from fleet.run_command.hosts import Host, resolved
+from fleet.run_command.hosts import Host, Resolved, resolved
 from fleet.run_command.store import PREFIX, Store
 from fleet.run_command.systems import python_of
 from fleet.run_command.wheels import wheels
@@ -49,20 +49,20 @@ def execute(request: Request, on_event: Callable[[Event], None], patience: Patie
     """
     listener = Listener(request, on_event)
     with listener.interruptible(), tempfile.TemporaryDirectory() as private:
-        hosts = resolved(request)
-        groups, unreachable = _grouped(request, hosts)
+        found = resolved(request)
+        groups, unreachable = _grouped(request, found.hosts)
         run_id = uuid.uuid4().hex
         for host, end in unreachable.items():
             listener.tell(_result(host, end, ""))
         following: Following | None = None
         if groups:
-            store, region = _store(request, hosts)
+            store, region = _store(request, found.hosts)
             versions = {
                 group.region: document.installed(aws.client("ssm", group.region), group.region) for group in groups
             }
             project = bundle()
             following = Following(listener, store, run_id, private, patience or Patience(), request.stall_s)
-            sent = _send(request, groups, versions, store, region, project, run_id)
+            sent = _send(request, groups, found, versions, store, region, project, run_id)
             following.follow(sent)
         return listener.finish(following.rc if following else 0)
 
@@ -125,8 +125,8 @@ def region_of(bucket: str, near: str) -> str:
 
 
 def _send(
-    request: Request, groups: Sequence[_Group], versions: dict[str, str], store: Store, region: str, project: Packed,
-    run_id: str,
+    request: Request, groups: Sequence[_Group], found: Resolved, versions: dict[str, str], store: Store, region: str,
+    project: Packed, run_id: str,
 ) -> list[commands.Command]:  # fmt: skip
     """Puts what the hosts need, and sends a command to each fifty of a group."""
     store.ensure(project)
@@ -136,7 +136,7 @@ def _send(
         store.ensure(made)
         for begin in range(0, len(group.hosts), commands.MOST_IDS):
             part = group.hosts[begin : begin + commands.MOST_IDS]
-            job = packed("jobs/{}.json.gz", gzip.compress(_job(request, part, run_id), mtime=0))
+            job = packed("jobs/{}.json.gz", gzip.compress(_job(request, part, found.groups, run_id), mtime=0))
             store.put(job)
             prepared.append((group, part, made, job))
     rate = commands.Rate(request.forks, "100%", _DELIVERY_S, request.limit_s)
@@ -163,11 +163,11 @@ def _send(
     ]
 
 
-def _job(request: Request, hosts: Sequence[Host], run_id: str) -> bytes:
-    """What ansible-runner is asked for on each host, and each host's own variables and groups."""
+def _job(request: Request, hosts: Sequence[Host], groups: dict[str, list[str]], run_id: str) -> bytes:
+    """What ansible-runner is asked for on each host, each host's own variables, and who is in which group."""
     kwargs: dict[str, Any] = play_arguments(request)
-    own = {host.instance_id: {"groups": host.groups, "variables": host.variables} for host in hosts}
-    return json.dumps({"run": run_id, "kwargs": kwargs, "hosts": own}, sort_keys=True).encode()
+    own = {host.instance_id: {"variables": host.variables} for host in hosts}
+    return json.dumps({"run": run_id, "kwargs": kwargs, "hosts": own, "groups": groups}, sort_keys=True).encode()
 
 
 def _result(host: str, end: End, task: str) -> HostResult:

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.marked_processes import end, mark_of, running
 from ansible.module_utils.service_state import Service
 
 DOCUMENTATION = r"""
@@ -34,7 +32,6 @@ RETURN = """
 ended: {type: list, returned: always, description: Names of the processes that were ended.}
 undone: {type: str, returned: always, description: "The switch that was undone, and to what; empty for none."}
 """
-_PATIENT = ("dpkg", "apt-get", "dpkg-deb")
 
 
 def main() -> None:
@@ -48,11 +45,11 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    mark = f"VLLM_FLEET_RUN={module.params['run']}".encode()
-    ended = sorted({name for _, name in _running(mark)})
+    mark = mark_of(module.params["run"])
+    ended = sorted({name for _, name in running(mark)})
     if ended and not module.check_mode:
-        _end(mark, module.params["wait_seconds"])
-    left = [name for _, name in _running(mark)] if not module.check_mode else []
+        end(mark, module.params["wait_seconds"])
+    left = [name for _, name in running(mark)] if not module.check_mode else []
     if left:
         module.fail_json(
             msg=f"vllm_stop: {', '.join(left)} would not end\n  where: {os.uname().nodename}\n"
@@ -80,29 +77,6 @@ def _undo(service: Service, run: str, *, check_mode: bool) -> str:
     with service.held(wait_seconds=10):
         earlier = service.undo()
     return f"the switch to {cut_off['build_id']}: {earlier['build_id'] + ' serves' if earlier else 'nothing serves'}"
-
-
-def _end(mark: bytes, wait_seconds: int) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        busy = time.monotonic() + wait_seconds
-        while any(name in _PATIENT for _, name in _running(mark)) and time.monotonic() < busy:
-            time.sleep(0.5)
-        for pid, _ in _running(mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        quiet = time.monotonic() + 10
-        while _running(mark) and time.monotonic() < quiet:
-            time.sleep(0.2)
-
-
-def _running(mark: bytes) -> list[tuple[int, str]]:
-    """Processes that carry the mark: id and name."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append((int(folder.name), (folder / "comm").read_text().strip()))
-    return found
 
 
 if __name__ == "__main__":

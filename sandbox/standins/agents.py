@@ -56,13 +56,11 @@ class ManagedInstance:
         return self.online and not self.terminated
 
     def end(self, pid_file: str) -> None:
-        """Ends the processes of a command as the agent does: TERM, and after some seconds KILL."""
+        """Ends a command's process group as the agent does: by KILL, with no word before (its executers_unix.go)."""
         script = (
             # The process may just be about to begin.
             'n=0; while [ ! -s "$1" ] && [ $n -lt "$2" ]; do sleep 0.1; n=$((n + 1)); done; '
-            'pid=$(cat "$1") && kill -TERM "-$pid" || exit 0; n=0; '
-            'while kill -0 "-$pid" 2>/dev/null && [ $n -lt "$2" ]; do sleep 0.1; n=$((n + 1)); done; '
-            'kill -KILL "-$pid" 2>/dev/null; exit 0'
+            'pid=$(cat "$1") && kill -KILL "-$pid" 2>/dev/null; exit 0'
         )
         argv = ["sh", "-c", script, "sh", pid_file, str(int(_GRACE_S * 10))]
         subprocess.Popen(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +20,12 @@ from botocore.exceptions import ClientError
 from fleet import execution
 from fleet.errors import ExitCode, FleetError
 from fleet.events import Event, HostResult, HostStarted, TaskStarted
-from fleet.run_command import store
+from fleet.requests import Request
+from fleet.run_command import commands, store
+from fleet.run_command.following import Following
 from fleet.run_command.transport import execute
 from tests.unit.fleet_on_ec2 import BUCKET, SOON, Fleet, fleet
+from tests.unit.local_aws import REGION
 
 RAN = "  - {name: one, ansible.builtin.command: {argv: ['sh', '-c', 'echo ran >>{{ folder }}/ran']}}\n"
 WAITS = (
@@ -130,6 +135,67 @@ def test_what_is_marked_as_from_outside_reaches_the_host_as_its_value(one: Fleet
     assert said == [one.machines[0].machine.instance_id + " {{ no }}"]
 
 
+def test_a_host_knows_who_else_is_in_its_groups_whatever_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = RAN + "  - {name: said, ansible.builtin.debug: {msg: '{{ groups.builder }} {{ group_names }}'}}\n"
+    with fleet(tmp_path, monkeypatch, count=2) as found:
+        one, other = (machine.machine.instance_id for machine in found.machines)
+        request = found.request(tasks, limit=f"{one[:-1]}*:!{other}")
+        path = request.inventories[0]
+        listed = json.loads(path.read_text())
+        listed["all"]["children"]["builder"] = {"hosts": {other: None}}
+        path.write_text(json.dumps(listed))
+        events: list[Event] = []
+        assert execute(request, events.append, SOON).code is ExitCode.OK
+        said = [event.result["msg"] for event in events if isinstance(event, HostResult) and event.task == "said"]
+        assert said == [f"['{other}'] ['aws_ec2', 'vllm']"]
+        assert (ran(found, 0), ran(found, 1)) == (1, 0)
+
+
+def test_modules_are_run_by_the_hosts_own_python(one: Fleet) -> None:
+    # A host with the one Python that its job is made for: it and the job's have the same name.
+    own = one.folder / "own" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    own.parent.mkdir()
+    for name in (own, own.with_name("python3")):
+        name.symlink_to(Path(sys.base_prefix) / "bin" / own.name)
+    one.machines[0].variables["PATH"] = f"{own.parent}:/usr/bin:/bin"
+    tasks = "  - {name: said, ansible.builtin.setup: {gather_subset: ['!all', python]}}\n"
+    request = one.request(tasks)
+    path = request.inventories[0]
+    listed = json.loads(path.read_text())
+    for variables in listed["all"]["hosts"].values():
+        del variables["ansible_python_interpreter"]
+    path.write_text(json.dumps(listed))
+    events: list[Event] = []
+    execute(request, events.append, SOON)
+    found = [event.result for event in events if isinstance(event, HostResult)]
+    assert found[0]["ansible_facts"]["discovered_interpreter_python"] == str(own)
+
+
+def test_a_host_that_stalls_while_others_go_on_is_told_and_cancelled_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[tuple[str, ...]] = []
+    monkeypatch.setattr(commands, "cancel", lambda _ssm, _command, ids: cancelled.append(tuple(ids)))
+    listener = execution.Listener(Request("play.yml", (tmp_path,)), lambda _: None)
+    following = Following(listener, store.Store(None, BUCKET), "0" * 32, str(tmp_path), SOON, stall_s=60)
+    command = commands.Command("c", REGION, ("i-stuck", "i-other", "i-waits"))
+    following.expect([command])
+    # The third has not begun: nothing is wanted of it yet.
+    stuck, other, _ = (following.hosts[name].stream for name in command.instance_ids)
+    stuck.worked, other.worked = time.monotonic() - 61, time.monotonic() - 1
+    following.end_stalled()
+    assert cancelled == [("i-stuck",)]
+    assert list(listener.hosts) == ["i-stuck"]
+    assert "stalled: no event came" in listener.hosts["i-stuck"].message
+    # Where it is so on all that are left, the run is ended as any run that stalls.
+    following.hosts["i-waits"].done = True
+    other.worked = time.monotonic() - 61
+    following.end_stalled()
+    assert cancelled == [("i-stuck",)]
+
+
 def test_delivered_twice_is_carried_out_once(one: Fleet) -> None:
     one.machines[0].deliveries = 2
     assert execute(one.request(RAN), lambda _: None, SOON).code is ExitCode.OK
@@ -228,9 +294,9 @@ def test_ctrl_c_ends_it_on_the_host(one: Fleet) -> None:
     meanwhile(one, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         execute(one.request(WAITS), lambda _: None, SOON)
-    # What the task itself has started on the host is for the stop playbook, as after a push run.
-    os.kill(int((one.folder / "host0" / "pid").read_text()), signal.SIGKILL)
-    until(lambda: not on_host(one))
+    # Ansible, and what its task has started: the agent's own kill reaches neither.
+    task = Path("/proc") / (one.folder / "host0" / "pid").read_text().strip()
+    until(lambda: not on_host(one) and not task.exists())
     command = next(iter(one.aws.registry.run_command.commands.values()))
     assert command.status == "Cancelled"
 

@@ -379,7 +379,7 @@ def test_a_stop_leaves_a_switch_of_another_run_that_goes_on(host: Host, monkeypa
     cut_off_in_the_gate(host, "one")
     params = {"run": "run1", "root": str(host.root), "state": str(host.state), "wait_seconds": 1}
     monkeypatch.setattr(vllm_stop, "AnsibleModule", lambda **_: Module(params))
-    monkeypatch.setattr(vllm_stop, "_running", lambda _: [])
+    monkeypatch.setattr(vllm_stop, "running", lambda _: [])
     monkeypatch.setattr(service_state.time, "sleep", lambda _: None)
     clock = iter(range(100))
     monkeypatch.setattr(service_state.time, "monotonic", lambda: next(clock))

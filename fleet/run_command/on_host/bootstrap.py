@@ -28,7 +28,7 @@ _DUPLICATE = 75
 
 
 def main() -> None:
-    """Prepares and becomes the job; every end before that is one line of JSON."""
+    """Prepares and starts the job; every end before that is one line of JSON."""
     run_id = os.environ["FLEET_RUN_ID"]
     os.makedirs(os.path.join(_STATE, "runs"), mode=0o700, exist_ok=True)
     sweep(os.path.join(_STATE, "runs"))
@@ -54,7 +54,12 @@ def main() -> None:
     # Nothing else of the agent's environment reaches Ansible, whose events tell of it.
     keep.update({"PATH": os.environ.get("PATH", os.defpath), "HOME": "/root", "LANG": "C.UTF-8", "FLEET_HOME": home})
     program = os.path.join(project, "on_host", "host_job.py")
-    os.execve(python, [python, program], {**keep, "FLEET_PROJECT": project})
+    # The agent kills a cancelled command's whole process group outright. The job is in another, and hears of it: the
+    # pipe that only this process holds open ends.
+    job_process = subprocess.Popen(
+        [python, program], env={**keep, "FLEET_PROJECT": project}, stdin=subprocess.PIPE, start_new_session=True
+    )
+    sys.exit(job_process.wait())
 
 
 class Wrong(Exception):
@@ -148,14 +153,16 @@ def environment(store: Store, digest: str, version: str) -> str:
                 file = archive.extractfile(member)
                 if file is not None:
                     zipfile.ZipFile(io.BytesIO(file.read())).extractall(site)
-        play = os.path.join(folder, "bin", "ansible-playbook")
+        # In a folder of its own: what else bin has is no Python for modules to be run by.
+        os.mkdir(os.path.join(folder, "programs"))
+        play = os.path.join(folder, "programs", "ansible-playbook")
         with open(play, "w") as script:
             # The folder's final name: it is renamed when it is whole.
-            final = os.path.join(_STATE, f"environment-{digest}", "bin", "python3")
+            final = os.path.join(_STATE, f"ansible-{digest}", "bin", "python3")
             script.write(f"#!{final} -I\nfrom ansible.cli.playbook import main\nmain()\n")
         os.chmod(play, 0o755)
 
-    return os.path.join(once(f"environment-{digest}", make), "bin", "python3")
+    return os.path.join(once(f"ansible-{digest}", make), "bin", "python3")
 
 
 def once(name: str, make: Callable[[str], None]) -> str:

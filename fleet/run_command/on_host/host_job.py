@@ -21,12 +21,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ansible_runner.streaming import Worker
 from instance_store import Metadata, Store
 
+# Of plugins/module_utils; the bundle has it here.
+from marked_processes import end, mark_of  # type: ignore[import-not-found]
+
 # The first events at once, then ever fewer and larger chunks: a short run costs few requests, a long one shows well.
 _FIRST_S, _NEXT_S, _LONGEST_S, _GROWTH = 0.5, 2.0, 10.0, 1.6
 _LARGEST = 512 * 1024
 _SPOT_S = 5.0
 # A sign of life where no event comes; the controller knows it as KEEPALIVE_S.
 _KEEPALIVE_S = 60
+# For a package manager in the middle of its work.
+_PATIENCE_S = 60
 
 
 class Chunks(io.RawIOBase):
@@ -126,17 +131,20 @@ def main() -> int:
     cancelled = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: cancelled.set())
     signal.signal(signal.SIGINT, lambda *_: cancelled.set())
+    threading.Thread(target=_watch_command, args=[cancelled], daemon=True).start()
     chunks = Chunks(store, f"runs/{os.environ['FLEET_RUN_ID']}/{instance}/")
     threading.Thread(target=_watch_spot, args=[metadata, chunks], daemon=True).start()
     private = home / "private"
     private.mkdir(mode=0o700)
     kwargs = job["kwargs"]
-    kwargs["inventory"] = str(_inventory(private, instance, job["hosts"][instance]))
+    kwargs["inventory"] = str(_inventory(private, instance, job["hosts"][instance], job["groups"]))
+    kwargs["limit"] = instance
     kwargs["project_dir"] = str(project)
     kwargs["envvars"] = {
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_CONFIG": str(project / "ansible.cfg"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        # Modules run by the host's own Python, which Ansible looks for here, as after a push: never by this one.
+        "PATH": f"{Path(sys.executable).parent.parent / 'programs'}:{os.environ['PATH']}",
     }
     stream = b"".join(json.dumps(part).encode() + b"\n" for part in ({"kwargs": kwargs}, {"eof": True}))
     worker = Quiet(
@@ -146,16 +154,27 @@ def main() -> int:
         _, code = worker.run()
     finally:
         _end_workers(private)
+        if cancelled.is_set():
+            # Whoever cancelled may reach this host no more: what its tasks have started ends without another command.
+            end(mark_of(kwargs["extravars"]["vllm_fleet_run"]), _PATIENCE_S)
         chunks.end()
         shutil.rmtree(private, ignore_errors=True)
-    end = {"run": os.environ["FLEET_RUN_ID"], "chunks": chunks.count, "digest": chunks.digest, "rc": code}
-    print(json.dumps({**end, **({"trouble": chunks.trouble} if chunks.trouble else {})}), flush=True)
+    last = {"run": os.environ["FLEET_RUN_ID"], "chunks": chunks.count, "digest": chunks.digest, "rc": code}
+    with contextlib.suppress(BrokenPipeError):  # of a command that was cancelled
+        print(json.dumps({**last, **({"trouble": chunks.trouble} if chunks.trouble else {})}), flush=True)
     return 0
 
 
-def _inventory(private: Path, instance: str, host: dict[str, Any]) -> Path:
-    """This host alone, with the groups and variables that the controller resolved."""
-    groups = {name: {"hosts": {instance: None}} for name in host["groups"]}
+def _watch_command(cancelled: threading.Event) -> None:
+    """The command is over when its end of the pipe is, whatever became of it."""
+    while os.read(0, 1):
+        continue
+    cancelled.set()
+
+
+def _inventory(private: Path, instance: str, host: dict[str, Any], members: dict[str, list[str]]) -> Path:
+    """This host with the variables that the controller resolved, in groups that tell of the others by name."""
+    groups = {name: {"hosts": dict.fromkeys(hosts)} for name, hosts in members.items()}
     path = private / "inventory.json"
     variables = {**host["variables"], "ansible_connection": "local", "ansible_host": instance}
     path.write_text(json.dumps({"all": {"hosts": {instance: variables}, "children": groups}}))
