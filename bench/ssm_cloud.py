@@ -18,7 +18,7 @@ from moto.s3.models import s3_backends
 
 from bench.record_stream import INSTANCE, RECORDING
 from sandbox.standins import aws
-from sandbox.standins.agents import Agents
+from sandbox.standins.agents import Agents, ManagedInstance
 from sandbox.standins.invocations import Invocation
 from sandbox.standins.local_aws import LocalAws
 from sandbox.standins.machines import Folder
@@ -87,7 +87,8 @@ def serve(hosts: int, seconds: float) -> LocalAws:
     registry = Registry(local)
     SimulatedHosts(local, registry.agents, seconds)
     for instance_id in ids(hosts):
-        registry.add(lambda name: Folder(name, Path("/nonexistent")), instance_id=instance_id)
+        # Of Systems Manager alone: to EC2 they are nothing.
+        registry.agents[instance_id] = ManagedInstance(Folder(instance_id, Path("/nonexistent")))
     local.start()
     return local
 
