@@ -35,7 +35,11 @@ class Launched:
         self._running: dict[str, int] = {}
 
     def look(self) -> None:
-        """One look: what is wanted and not there is started, what is no longer wanted is removed."""
+        """One look: what is wanted and not there is started, what reboots restarted, what is no longer wanted removed."""
+        for found in self._page("restarts"):
+            self._podman("restart", "-t", "30", found["name"])
+            machines.wait_running(self._podman, found["name"])
+            self._page("machines", {"instance_id": found["instance_id"], "restarted": True})
         wanted = {found["instance_id"]: found for found in self._page("instances")}
         for instance_id in [one for one in self._running if wanted.get(one, {}).get("state") != "running"]:
             machines.swap_off(_name(instance_id))
@@ -62,6 +66,7 @@ def _name(instance_id: str) -> str:
 def main() -> None:
     """Looks until SIGTERM; the arguments are the local AWS's address and the kind of host as JSON."""
     logging.basicConfig(level=logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     done = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: done.set())
     kind = json.loads(sys.argv[2])

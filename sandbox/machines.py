@@ -42,7 +42,7 @@ def start(podman: Podman, kind: Kind, name: str, number: int) -> str:
             *[arg for mount in (*kind.mounts, f"{swap}:/srv/swap") for arg in ("-v", mount)],
             "--entrypoint", "/usr/local/sbin/init", kind.image,
         )  # fmt: skip
-    _wait_running(podman, name)
+    wait_running(podman, name)
     return address
 
 
@@ -65,7 +65,8 @@ def _seccomp() -> Path:
     return path
 
 
-def _wait_running(podman: Podman, name: str) -> None:
+def wait_running(podman: Podman, name: str) -> None:
+    """Returns when systemd is up in the container; raises FleetError where it is not within half a minute."""
     for _ in range(60):
         with contextlib.suppress(FleetError):
             if podman("exec", name, "systemctl", "is-system-running", check=False) in ("running", "degraded"):

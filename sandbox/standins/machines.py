@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
+import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+# A container that is not up again by then stays down.
+_RESTART_S = 120.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -34,26 +36,30 @@ class Machine(Protocol):
         """Makes it another boot of the machine; returns when it is up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Container:
-    """An instance that is a podman container."""
+    """An instance that is a podman container.
+
+    It is restarted by who may: the engine makes networks where it is called, and this process is in the stand-ins'
+    namespace. `restart_wanted` asks for it, `restarted` tells that it is done (sandbox/launched.py).
+    """
 
     instance_id: str
     podman: str
     name: str
     folder: Path | None = None
+    restart_wanted: threading.Event = field(default_factory=threading.Event)
+    restarted: threading.Event = field(default_factory=threading.Event)
 
     def command(self, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """Runs it in the container as root."""
         return [self.podman, "exec", "-i", *(["-t"] if tty else []), self.name, *argv]
 
     def restart(self) -> None:
-        """Restarts the container; its init gives it the id of another boot.
-
-        The engine makes networks in the namespace that it is called in: this process's is the stand-ins'.
-        """
-        argv = ["nsenter", "-t", "1", "-n", self.podman, "restart", "-t", "30", self.name]
-        subprocess.run(argv, capture_output=True, check=False)
+        """Has the container restarted; its init gives it the id of another boot."""
+        self.restarted.clear()
+        self.restart_wanted.set()
+        self.restarted.wait(_RESTART_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Registry:
                 "/stand-in/settings": self._settings,
                 "/stand-in/calls": self._calls,
                 "/stand-in/instances": self._instances,
+                "/stand-in/restarts": self._restarts,
             }
         )
 
@@ -75,6 +76,8 @@ class Registry:
         """Adds a container where one is given, or takes one away that is gone; says which machines there are."""
         if wanted is not None and wanted.get("gone"):
             self.agents[wanted["instance_id"]].terminated = True
+        elif wanted is not None and wanted.get("restarted"):
+            self._container(wanted["instance_id"]).restarted.set()
         elif wanted is not None and self.agents.at(wanted["address"]) is None:
             podman, name = wanted.pop("podman"), wanted.pop("name")
             self.add(lambda instance_id: Container(instance_id, podman, name), **wanted)
@@ -109,6 +112,21 @@ class Registry:
     def _named(self, call: Call) -> list[ManagedInstance]:
         named = [value for name, value in call.parameters.items() if name.startswith("InstanceId.")]
         return [self.agents[found] for found in named if found in self.agents]
+
+    def _container(self, instance_id: str) -> Container:
+        machine = self.agents[instance_id].machine
+        if not isinstance(machine, Container):
+            raise TypeError(f"{instance_id} is no container")
+        return machine
+
+    def _restarts(self, _: Any) -> list[dict[str, str]]:
+        """Containers that are to be restarted; each is told of once."""
+        found = []
+        for instance_id, agent in self.agents.items():
+            if isinstance(agent.machine, Container) and agent.machine.restart_wanted.is_set():
+                agent.machine.restart_wanted.clear()
+                found.append({"instance_id": instance_id, "name": agent.machine.name})
+        return found
 
     def _settings(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
         """Sets what is given: the cloud's fields, and those of single machines by id under `machines`."""

@@ -150,6 +150,14 @@ class RunCommand:
             else:
                 threading.Thread(target=one, args=[invocation], daemon=True).start()
 
+    def stop(self) -> None:
+        """Ends all that is under way: nobody waits any longer, neither for a machine nor for its agent."""
+        for command in list(self.commands.values()):
+            for invocation in command.invocations.values():
+                invocation.end("Cancelled", "Cancelled")
+        for agent in list(self._agents.values()):
+            agent.go_down()
+
     def _visible(self, call: Call) -> list[Command]:
         seen = time.time() - self._cloud.lag_s
         wanted = call.parameters.get("CommandId")

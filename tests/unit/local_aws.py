@@ -69,6 +69,7 @@ def local_aws() -> Iterator[Local]:
     try:
         yield local
     finally:
+        local.registry.run_command.stop()
         local.aws.stop()
         for service in local.services:
             service.shutdown()
