@@ -35,7 +35,7 @@ class Launched:
         self._running: dict[str, int] = {}
 
     def look(self) -> None:
-        """One look: what is wanted and not there is started, what reboots restarted, what is no longer wanted removed."""
+        """One look: what is wanted is started, what reboots is restarted, what is no longer wanted is removed."""
         for found in self._page("restarts"):
             self._podman("restart", "-t", "30", found["name"])
             machines.wait_running(self._podman, found["name"])
