@@ -30,7 +30,7 @@ _TOLD = {
         "compare its instance profile with docs/policies/instance.json; aws ssm describe-instance-information",
     ),
     Fate.NEVER_ANSWERED: (
-        "its agent did not take the command in time",
+        "its agent is away and has not taken the command, which is withdrawn",
         "aws ssm describe-instance-information; then ./runner.py reboot",
     ),
     Fate.AGENT_LOST: (

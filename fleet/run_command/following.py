@@ -44,6 +44,11 @@ class _Followed:
         self.heard = self.told = time.monotonic()
         self.done = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has said something, or AWS says that its agent took the command."""
+        return bool(self.stream.count or (self.invocation and self.invocation.status != "Pending"))
+
 
 class Following:
     """Follows a run; `rc` is Ansible's worst code where no host failed by a task, `hosts` are by instance id."""
@@ -75,14 +80,14 @@ class Following:
             wait_s = min(wait_s * self._patience.growth, self._patience.longest_s)
             self._read()
             self.end_stalled()
-            quiet = any(self._silent(host) for host in self._left())
             ended = all(host.stream.over for host in self._left())
             # Results tell nearly all: AWS is asked where a host has ended or says nothing, and now and then.
-            if ended or quiet or time.monotonic() - asked > self._patience.silence_s / 5:
+            due = time.monotonic() - asked > self._patience.silence_s / 5
+            if ended or due:
                 asked = time.monotonic()
                 self._ask()
-                if quiet:
-                    self._look_at_silent()
+            if due:
+                self._look_at_silent()
 
     def _heard(self, raw: dict[str, Any]) -> bool:
         """Each host tells of each task that begins; as in a push run the first to begin it counts for all."""
@@ -105,7 +110,9 @@ class Following:
         return [host for host in self.hosts.values() if not host.done]
 
     def _silent(self, host: _Followed) -> bool:
-        return time.monotonic() - host.heard > self._patience.silence_s
+        # One that never began gives no sign of life: whether it is only its turn that has not come, AWS knows.
+        limit_s = self._patience.silence_s / (1 if host.begun else 5)
+        return time.monotonic() - host.heard > limit_s
 
     def _read(self) -> None:
         for instance_id, chunk in self._store.new(self._run_id):
@@ -203,10 +210,11 @@ class Following:
                     told = f", after a spot notice: {notice.get('action')} at {notice.get('time')}" if notice else ""
                     self._end(host, End(Fate.GONE, state + told))
                 elif agent is None or not agent.online:
-                    begun = host.stream.count or (host.invocation and host.invocation.status != "Pending")
-                    if begun:
-                        self._end(host, End(Fate.AGENT_LOST))
-                elif time.monotonic() - host.heard > self._stall_s:
+                    if not host.begun:
+                        # It must not begin when nobody follows it any longer.
+                        commands.cancel(self._ssm(region), host.command, [host.instance_id])
+                    self._end(host, End(Fate.AGENT_LOST if host.begun else Fate.NEVER_ANSWERED))
+                elif host.begun and time.monotonic() - host.heard > self._stall_s:
                     self._end(host, End(Fate.SILENT, f"nothing for {self._stall_s:.0f} s"))
 
     def _cancel(self) -> None:

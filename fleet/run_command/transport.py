@@ -28,8 +28,9 @@ from fleet.run_command.store import PREFIX, Store
 from fleet.run_command.systems import python_of
 from fleet.run_command.wheels import wheels
 
-# AWS keeps a command for an agent that is away this long, seconds; half a minute is its least.
-_DELIVERY_S = 120
+# The least that AWS takes for a command's delivery, seconds. A host whose turn comes late must still get it, so the
+# run's own limit counts, and hosts that do not answer are found by their agents.
+_LEAST_DELIVERY_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def _send(
             job = packed("jobs/{}.json.gz", gzip.compress(_job(request, part, found.groups, run_id), mtime=0))
             store.put(job)
             prepared.append((group, part, made, job))
-    rate = commands.Rate(request.forks, "100%", _DELIVERY_S, request.limit_s)
+    rate = commands.Rate(request.forks, "100%", max(_LEAST_DELIVERY_S, request.limit_s), request.limit_s)
     return [
         commands.send(
             group.region,
