@@ -202,7 +202,9 @@ class Following:
         for region in sorted({host.command.region for host in silent}):
             there = [host for host in silent if host.command.region == region]
             ids = [host.instance_id for host in there]
-            states, known = agents.states(region, ids), agents.agents(region, ids)
+            # The agents first: one that went with its instance is then seen with the instance gone.
+            known = agents.agents(region, ids)
+            states = agents.states(region, ids)
             for host in there:
                 state, agent = states.get(host.instance_id, "terminated"), known.get(host.instance_id)
                 notice = host.stream.spot_notice
