@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from botocore.exceptions import ClientError
 from fleet import aws, aws_errors, execution, launching
 from fleet.errors import ExitCode, FleetError
 from fleet.events import Event, HostResult, Outcome
-from fleet.options import AsJson, Yes, errors
+from fleet.options import AsJson, Yes, agree, errors
 from fleet.paths import PROJECT
 from fleet.requests import Request
 
@@ -83,19 +82,13 @@ def terminate(
             launching.refuse_untagged(ec2, names)
             ids = [str(one["InstanceId"]) for one in launching.named(ec2, fleet, names)]
         if ids and not yes:
-            _agree(f"End {', '.join(ids)} of fleet {fleet} in {where}?", where)
+            agree(f"End {', '.join(ids)} of fleet {fleet} in {where}?", where)
         if ids:
             _played("playbooks/terminate.yml", {"terminate_region": where, "terminate_ids": ids}, where)
         if as_json:
             print(json.dumps({"changed": bool(ids), "ended": ids}))
         else:
             print(f"ended: {', '.join(ids)}" if ids else "nothing to end: no instance of these names is there")
-
-
-def _agree(question: str, where: str) -> None:
-    """Asks where somebody can answer; what cannot be undone is not done on silence."""
-    if not sys.stdin.isatty() or not typer.confirm(question, err=True):
-        raise FleetError("not agreed to, nothing ended", where=where, mend="--yes", code=ExitCode.REFUSED)
 
 
 def _region(given: str) -> str:

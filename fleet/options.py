@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fleet import running, summary
-from fleet.errors import FleetError
+from fleet.errors import ExitCode, FleetError
 from fleet.requests import LOCAL_AWS, Transport, parse_inventories
 from sandbox import local_fleet, world
 
@@ -51,6 +51,12 @@ def standing(given: list[Path] | None) -> tuple[Path, ...]:
     if found is not None and given:
         local_fleet.use(found)
     return parse_inventories(given or [])
+
+
+def agree(question: str, where: str) -> None:
+    """Asks where somebody can answer; what cannot be undone is not done on silence. Raises FleetError, refused."""
+    if not sys.stdin.isatty() or not typer.confirm(question, err=True):
+        raise FleetError("not agreed to, nothing was done", where=where, mend="--yes", code=ExitCode.REFUSED)
 
 
 def end(ran: running.Ran, *, as_json: bool) -> None:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleet.errors import ExitCode, FleetError
-from fleet.options import AsJson, Inventory, Limit, Yes, errors, standing
+from fleet.errors import ExitCode
+from fleet.options import AsJson, Inventory, Limit, Yes, agree, errors, standing
 from fleet.progress import Progress, Row, spell, terminal
 from fleet.reboots import UNTOUCHED, Outcome, Patience, Rebooted, Target, rolling
 from fleet.requests import Request
@@ -49,7 +49,9 @@ def reboot(
     with errors(as_json=as_json):
         request = Request(playbook="", inventories=standing(inventory), limit=limit, command="reboot")
         targets = _targets(request)
-        _confirm(targets, at_once, yes=yes)
+        if not yes:
+            names = ", ".join(target.instance_id for target in targets)
+            agree(f"Reboot {len(targets)} hosts, {at_once} at a time: {names}?", str(limit or "every host"))
         console = terminal(stderr=as_json)
         options = _options(at_once, wait_s, as_json=as_json, yes=yes)
         ends: list[Rebooted] = []
@@ -62,18 +64,6 @@ def reboot(
 
 def _targets(request: Request) -> list[Target]:
     return [Target(host.instance_id, host.region) for host in ec2_hosts.resolved(request).hosts]
-
-
-def _confirm(targets: list[Target], at_once: int, *, yes: bool) -> None:
-    names = ", ".join(target.instance_id for target in targets)
-    if yes or not sys.stdin.isatty():
-        return
-    asked = f"reboot    {len(targets)} hosts, {at_once} at a time: {names}. Go on? [y/N] "
-    if input(asked).lower() not in ("y", "yes"):
-        raise FleetError(
-            "not rebooted, as you asked", where=names, mend="./runner.py reboot --yes", code=ExitCode.REFUSED,
-            who="reboot",
-        )  # fmt: skip
 
 
 def _options(at_once: int, wait_s: int, *, as_json: bool, yes: bool) -> list[str]:

@@ -17,8 +17,8 @@ from fleet.steps import Steps
 # What requirements.txt is resolved for besides this interpreter's own ansible-core.
 _VERSIONS = ("3.13", "3.12") if sys.version_info < (3, 12) else ("3.11",)
 
-# The unit and contract tests keep to folders and ports of their own: a worker for each core, a file's tests in one.
-SIDE_BY_SIDE = ("-n", "auto", "--dist", "loadfile", "tests/unit", "tests/contract")
+# These keep to folders and ports of their own: a worker for each core and one for what waits, a file's tests in one.
+SIDE_BY_SIDE = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "loadfile", "tests/unit", "tests/contract")
 
 
 def run(steps: Steps) -> int:

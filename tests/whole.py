@@ -36,9 +36,9 @@ def run(words: Sequence[str], steps: Steps) -> int:
     pytest = [str(_BIN / "pytest"), "-q", "--durations=10"]
     return (
         other_python.run(steps)
-        or _call([*pytest, *other_python.SIDE_BY_SIDE])
+        or _call([*pytest, *other_python.SIDE_BY_SIDE, "tests/kernels"])
         # One machine, one sandbox: these one after the other.
-        or _call([*pytest, "tests", "--ignore=tests/unit", "--ignore=tests/contract"])
+        or _call([*pytest, "tests/e2e", "tests/scenarios"])
     )
 
 

@@ -115,7 +115,7 @@ def test_nobody_to_ask(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_is_no(local: Local) -> None:
     there = started(local, Name="a", vllm_fleet="vllm")
     code, said = answered(b"n\n", "terminate", "a")
-    assert (code, f"End {there} of fleet vllm" in said, "nothing ended" in said) == (ExitCode.REFUSED, True, True)
+    assert (code, f"End {there} of fleet vllm" in said, "nothing was done" in said) == (ExitCode.REFUSED, True, True)
 
 
 def answered(answer: bytes, *words: str) -> tuple[int, str]:

@@ -88,12 +88,19 @@ def test_a_ping_without_a_reboot_is_none(two: Fleet, monkeypatch: pytest.MonkeyP
     assert [host["outcome"] for host in told["hosts"].values()] == ["did not reboot"]
 
 
-def test_bad_input_reboots_nothing(two: Fleet) -> None:
+def test_bad_input_and_silence_reboot_nothing(two: Fleet) -> None:
     inventory = two.request("  []\n").inventories[0]
+    argv = [sys.executable, "-m", "fleet", "reboot", "-i", str(inventory)]
+
+    def run(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [*argv, *words], cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stderr
+
+    code, said = run()
+    assert code == ExitCode.REFUSED and "not agreed to, nothing was done" in said, said
     inventory.write_text(inventory.read_text().replace('"aws_ec2"', '"others"'))
-    done = subprocess.run(
-        [sys.executable, "-m", "fleet", "reboot", "-i", str(inventory), "--yes"],
-        cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == ExitCode.BAD_INPUT and "\n  mend:  " in done.stderr, done.stderr
+    code, said = run("--yes")
+    assert code == ExitCode.BAD_INPUT and "\n  mend:  " in said, said
     assert two.aws.cloud.asked("RebootInstances") == two.aws.cloud.asked("SendCommand") == 0

@@ -191,7 +191,8 @@ def memory_limited_to(mib: int) -> Iterator[Path]:
 def test_a_compiler_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: Path, cuda_home: Path) -> None:
     # A table takes a compiler memory that is all its own: 646 MB for 1.5 million numbers, 264 MB for 0.4 (measured).
     # What it reads from files may count for another group, which had them first.
-    table = "#include \"kernels.cuh\"\n\n__device__ int table[] = {%s};\n" % ",".join(map(str, range(800_000)))
+    numbers = ",".join(map(str, range(800_000)))
+    table = f'#include "kernels.cuh"\n\n__device__ int table[] = {{{numbers}}};\n'
     build = SmallBuild(tmp_path, cuda_home, {"csrc/cache.cu": table.encode()})
     with memory_limited_to(250) as group:
         build.start("sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh").wait()
