@@ -21,7 +21,15 @@ from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, sta
 from fleet.patch_cli import app as patch_app
 from fleet.progress import terminal
 from fleet.reboot_cli import reboot
-from fleet.requests import LOCAL_AWS, Request, Transport, known_variables, parse_extra_vars, parse_inventories
+from fleet.requests import (
+    LOCAL_AWS,
+    Request,
+    Transport,
+    known_variables,
+    parse_extra_vars,
+    parse_inventories,
+    parse_max_errors,
+)
 from fleet.ssm_cli import app as ssm_app
 from fleet.steps import Durations, Steps
 from sandbox import evidence, local_fleet, world
@@ -93,6 +101,9 @@ def converge(
     extra_vars: Annotated[list[str] | None, typer.Option("-e", "--extra-vars", help="name=value.")] = None,
     verbose: Annotated[int, typer.Option("-v", count=True, help="Say more.")] = 0,
     forks: Annotated[int, typer.Option("--forks", min=1, help="Hosts at a time.")] = 20,
+    max_errors: Annotated[
+        str, typer.Option("--max-errors", help="More failures (a number or %) begin no further host on EC2.")
+    ] = "100%",
     limit_s: Annotated[int, typer.Option("--time-limit", min=1, help="Longest run, seconds.")] = 4 * 3600,
     stall_s: Annotated[int, typer.Option("--stall-limit", min=1, help="Longest silence, seconds.")] = 900,
     transport: Reach = Transport.RUN_COMMAND,
@@ -115,7 +126,9 @@ def converge(
             limit_s=limit_s,
             stall_s=stall_s,
             transport=transport,
+            max_errors=parse_max_errors(max_errors),
         )
+        running.check_reach(request)
         if not inventory:
             world.up(Steps(console, Durations(), "sandbox"))
         elif inventory == [LOCAL_AWS]:

@@ -64,6 +64,8 @@ class Request:
     transport: Transport = Transport.RUN_COMMAND
     # The command's own switches that are given, each with the variable that it sets true.
     switches: dict[str, str] = field(default_factory=dict)
+    # A number or a share of the hosts; Run Command begins on no further one after more failures.
+    max_errors: str = "100%"
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def stopping(self) -> Request:
@@ -89,6 +91,7 @@ class Request:
         words += ["--tags", self.tags] if self.tags else []
         words += [*self.flags, *self.switches]
         words += ["--forks", str(self.forks)] if self.forks != Request.__dataclass_fields__["forks"].default else []
+        words += ["--max-errors", self.max_errors] if self.max_errors != "100%" else []
         for name, value in self.extra_vars.items():
             # As JSON where the bare word would be read as something else.
             same = isinstance(value, str) and yaml.safe_load(value) == value
@@ -123,6 +126,15 @@ def parse_inventories(given: Sequence[Path]) -> tuple[Path, ...]:
                 "no such inventory, and a file or folder is wanted", where=f"-i {path}", mend=f"ls {path.parent}"
             )
     return tuple(path.resolve() for path in given) or (sandbox_inventory(),)
+
+
+def parse_max_errors(given: str) -> str:
+    """A number of hosts or a share of them; raises FleetError for anything else."""
+    if not re.fullmatch(r"[0-9]+|[0-9]{1,2}%|100%", given):
+        raise FleetError(
+            f"{given!r} is neither a number of hosts nor a share of them", where="--max-errors", mend="--max-errors 10%"
+        )
+    return given
 
 
 def parse_extra_vars(given: Sequence[str], known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

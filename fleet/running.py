@@ -65,10 +65,23 @@ def shown(request: Request, console: Console) -> Ran:
 
 def executed(request: Request, on_event: Callable[[Event], None]) -> Finished:
     """Runs the request the way its hosts are reached: those on EC2 by one command each, unless it says otherwise."""
-    on_ec2 = any(aws_inventory.is_ec2(path) for path in request.inventories)
-    if on_ec2 and request.transport is Transport.RUN_COMMAND:
+    if _by_run_command(request):
         return transport.execute(request, on_event)
     return execution.execute(request, on_event)
+
+
+def check_reach(request: Request) -> None:
+    """Raises FleetError where the request asks for what only Run Command does, and goes another way."""
+    if request.max_errors != Request.__dataclass_fields__["max_errors"].default and not _by_run_command(request):
+        raise FleetError(
+            "only Run Command stops after a number of failures",
+            where="--max-errors", mend="leave it out, or -i inventory/aws_ec2.yml without --transport session",
+        )  # fmt: skip
+
+
+def _by_run_command(request: Request) -> bool:
+    on_ec2 = any(aws_inventory.is_ec2(path) for path in request.inventories)
+    return on_ec2 and request.transport is Transport.RUN_COMMAND
 
 
 def check(ran: Ran) -> None:

@@ -19,6 +19,7 @@ class Fate(StrEnum):
     SILENT = "silent"
     STALLED = "stalled"
     CANCELLED = "cancelled"
+    NOT_BEGUN = "not begun"
     REFUSED = "refused"
     TIMED_OUT = "timed out"
 
@@ -42,9 +43,10 @@ _TOLD = {
     Fate.SILENT: ("it says nothing, though its agent lives", "converge again"),
     Fate.STALLED: ("no event came, though it gives signs of life; it was cancelled there", "converge again"),
     Fate.CANCELLED: (
-        "the command was cancelled by somebody else, or too many hosts had failed before",
+        "the command was cancelled by somebody else",
         "converge again",
     ),
+    Fate.NOT_BEGUN: ("more hosts than --max-errors allows had failed before its turn came", "converge again"),
     Fate.REFUSED: ("what it said does not hold together, and is not taken", "find out who writes to the bucket"),
     Fate.TIMED_OUT: ("it took longer than the run's limit", "./runner.py converge --time-limit SECONDS"),
 }

@@ -163,6 +163,8 @@ class Following:
             self._compare(host, said["digest"])
         elif said.get("duplicate", {}).get("rebooted"):
             self._end(host, End(Fate.REBOOTED))
+        elif invocation.details == "Terminated":
+            self._end(host, End(Fate.NOT_BEGUN))
         elif invocation.status == "TimedOut":
             never = invocation.details in ("DeliveryTimedOut", "Undeliverable")
             self._end(host, End(Fate.NEVER_ANSWERED if never else Fate.TIMED_OUT))

@@ -140,7 +140,7 @@ def _send(
             job = packed("jobs/{}.json.gz", gzip.compress(_job(request, part, found.groups, run_id), mtime=0))
             store.put(job)
             prepared.append((group, part, made, job))
-    rate = commands.Rate(request.forks, "100%", max(_LEAST_DELIVERY_S, request.limit_s), request.limit_s)
+    rate = commands.Rate(request.forks, request.max_errors, max(_LEAST_DELIVERY_S, request.limit_s), request.limit_s)
     return [
         commands.send(
             group.region,

@@ -58,6 +58,8 @@ def test_bad_words_are_refused(word: str, words: str) -> None:
         (["converge", "-i", "inventory", "-e", "nonsense=1", "--yes"], 2, "no role has a variable 'nonsense'"),
         (["converge", "--nonsense", "--yes"], 2, "No such option"),
         (["nonsense"], 2, "No such command"),
+        (["converge", "--max-errors", "101%"], 2, "'101%' is neither a number of hosts nor a share of them"),
+        (["converge", "--max-errors", "1"], 2, "only Run Command stops after a number of failures"),
     ],
 )
 def test_the_command_line_ends_bad_input_with_its_code(argv: list[str], code: int, words: str) -> None:
@@ -119,6 +121,8 @@ def test_the_command_that_goes_on_asks_for_the_same() -> None:
     assert parse_extra_vars(words[12::2], KNOWN) == variables
     assert variables["rust_toolchain"] == "1.95"
     assert Request("p.yml", (sandbox_inventory(),)).again() == "./runner.py converge"
+    request = Request("p.yml", (Path("/a.yml"),), max_errors="5%")
+    assert request.again() == "./runner.py converge -i /a.yml --max-errors 5%"
 
 
 def test_a_commands_own_switch_sets_its_variable_and_is_asked_for_again(tmp_path: Path) -> None:

@@ -254,6 +254,16 @@ def test_a_host_whose_turn_comes_late_is_waited_for(tmp_path: Path, monkeypatch:
         assert (ran(found, 0), ran(found, 1)) == (1, 1)
 
 
+def test_after_too_many_failures_no_further_host_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fleet(tmp_path, monkeypatch, count=3) as found:
+        finished = execute(found.request(RAN + FAILS, forks=1, max_errors="1"), lambda _: None, SOON)
+        assert [ran(found, number) for number in range(3)] == [1, 1, 0]
+        ends = [finished.hosts[machine.machine.instance_id] for machine in found.machines]
+        assert [(end.failed, end.unreachable) for end in ends] == [(1, 0), (1, 0), (0, 1)]
+        assert "not begun: more hosts than --max-errors allows had failed" in ends[2].message
+        assert finished.code is ExitCode.UNREACHABLE
+
+
 def test_an_agent_lost_on_the_way(one: Fleet) -> None:
     def lose() -> None:
         one.machines[0].online = False

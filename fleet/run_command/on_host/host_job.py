@@ -111,7 +111,7 @@ class Quiet(Worker):  # type: ignore[misc]
 
 
 def main() -> int:
-    """Runs the job of this instance; returns ansible's code, 0 where the playbook ended well."""
+    """Runs the job of this instance; returns 0 where the playbook ended well, else 1."""
     home = Path(os.environ["FLEET_HOME"])
     project = Path(os.environ["FLEET_PROJECT"])
     job = json.loads((home / "job.json").read_text())
@@ -162,7 +162,8 @@ def main() -> int:
     last = {"run": os.environ["FLEET_RUN_ID"], "chunks": chunks.count, "digest": chunks.digest, "rc": code}
     with contextlib.suppress(BrokenPipeError):  # of a command that was cancelled
         print(json.dumps({**last, **({"trouble": chunks.trouble} if chunks.trouble else {})}), flush=True)
-    return 0
+    # A failed play is a failed command to AWS too: it counts against the command's MaxErrors.
+    return int(code != 0)
 
 
 def _watch_command(cancelled: threading.Event) -> None:
