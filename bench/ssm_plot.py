@@ -33,7 +33,8 @@ def _panel(title: str, points: Sequence[tuple[int, float]], shift: int, goal: fl
 
     found = [_text(_LEFT, _TOP - 20, title, "start", "bold")]
     found.append(f'<path d="M{_LEFT} {_TOP}V{bottom}H{_LEFT + _WIDTH}" fill="none" stroke="#444"/>')
-    found += [_tick(up, top * share) for share in (0.0, 0.25, 0.5, 0.75)]
+    step = _round_step(top)
+    found += [_tick(up, number * step) for number in range(int(top / step) + 1)]
     if goal is not None:
         found.append(
             f'<path d="M{_LEFT} {up(goal):.1f}h{_WIDTH}" stroke="#b33" stroke-dasharray="5 4"/>'
@@ -43,10 +44,18 @@ def _panel(title: str, points: Sequence[tuple[int, float]], shift: int, goal: fl
     found.append(f'<polyline points="{line}" fill="none" stroke="#269" stroke-width="2"/>')
     for hosts, value in points:
         found.append(f'<circle cx="{across(hosts):.1f}" cy="{up(value):.1f}" r="4" fill="#269"/>')
-        found.append(_text(across(hosts), up(value) - 9, f"{value:.3g}", "middle"))
+        # To the right of a falling line and of the axis; the last one has no line there.
+        side = "middle" if hosts == points[-1][0] else "start"
+        found.append(_text(across(hosts) + (5 if side == "start" else 0), up(value) - 9, f"{value:.3g}", side))
         found.append(_text(across(hosts), bottom + 18, f"{hosts:,}", "middle"))
     found.append(_text(_LEFT + _WIDTH / 2, bottom + 40, "simulated hosts", "middle"))
     return f'<g transform="translate({shift} 0)">{"".join(found)}</g>'
+
+
+def _round_step(top: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that gives no more than five steps."""
+    power = 10.0 ** math.floor(math.log10(top / 5))
+    return next(many * power for many in (1, 2, 5, 10) if many * power >= top / 5)
 
 
 def _tick(up: Callable[[float], float], value: float) -> str:
