@@ -27,7 +27,7 @@ from sandbox.standins.ssm_commands import Command, RunCommand
 
 _ACCOUNT = "123456789012"
 # When the job on a host puts its chunks, as shares of the whole run: see Chunks in host_job.py.
-_MOMENTS = (0.025, 0.125, 0.285, 0.541, 0.95)
+_MOMENTS = (0.025, 0.225, 0.545, 0.95)
 
 
 def ids(count: int) -> list[str]:

@@ -26,9 +26,9 @@ class Patience:
     A host gives a sign of life each minute; two that did not come are a silence.
     """
 
-    first_s: float = 1.5
+    first_s: float = 3.0
     longest_s: float = 5.0
-    growth: float = 1.4
+    growth: float = 1.1
     silence_s: float = 150.0
     cancel_s: float = 20.0
 

@@ -25,7 +25,7 @@ from instance_store import Metadata, Store
 from marked_processes import end, mark_of  # type: ignore[import-not-found]
 
 # The first events at once, then ever fewer and larger chunks: a short run costs few requests, a long one shows well.
-_FIRST_S, _NEXT_S, _LONGEST_S, _GROWTH = 0.5, 2.0, 10.0, 1.6
+_FIRST_S, _NEXT_S, _LONGEST_S, _GROWTH = 0.5, 4.0, 10.0, 1.6
 _LARGEST = 512 * 1024
 _SPOT_S = 5.0
 # A sign of life where no event comes; the controller knows it as KEEPALIVE_S.
