@@ -60,7 +60,7 @@ class ManagedInstance:
         script = (
             # The process may just be about to begin.
             'n=0; while [ ! -s "$1" ] && [ $n -lt "$2" ]; do sleep 0.1; n=$((n + 1)); done; '
-            'pid=$(cat "$1") && kill -KILL "-$pid" 2>/dev/null; exit 0'
+            'pid=$(cat "$1") && kill -KILL "-$pid" 2>/dev/null; rm -f "$1"; exit 0'
         )
         argv = ["sh", "-c", script, "sh", pid_file, str(int(_GRACE_S * 10))]
         subprocess.Popen(

@@ -119,6 +119,8 @@ def carry_out(
     if not _heard(invocation, agent, late) or not invocation.begin():
         return
     for _ in range(agent.deliveries):
+        # Of one that is carried out again the last output is told.
+        invocation.output = invocation.error = ""
         for step in document["mainSteps"]:
             while (code := _step(invocation, agent, step["inputs"], parameters)) is None:
                 # An agent takes up again what its machine's going down broke off: it runs the step anew.
@@ -163,7 +165,8 @@ def _step(
     script = "\n".join(_filled(line, parameters) for line in inputs["runCommand"])
     until = time.monotonic() + _limit_s(inputs, parameters)
     # The script is an argument, so that nothing in it can take its own text for input.
-    argv = ["setsid", "--wait", "sh", "-c", 'echo $$ >"$1"; exec sh -c "$2"', "sh", invocation.pid_file, script]
+    wrapped = 'echo $$ >"$1"; sh -c "$2"; code=$?; rm -f "$1"; exit $code'
+    argv = ["setsid", "--wait", "sh", "-c", wrapped, "sh", invocation.pid_file, script]
     boot, overtime, told = agent.boot, False, False
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
         process = subprocess.Popen(

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from botocore.exceptions import ClientError
 from fleet import execution
 from fleet.errors import ExitCode, FleetError
 from fleet.events import Event, HostResult, HostStarted, TaskStarted
+from fleet.paths import PROJECT
 from fleet.requests import Request
 from fleet.run_command import commands, store
 from fleet.run_command.following import Following
@@ -196,10 +198,41 @@ def test_a_host_that_stalls_while_others_go_on_is_told_and_cancelled_there(
     assert cancelled == [("i-stuck",)]
 
 
-def test_delivered_twice_is_carried_out_once(one: Fleet) -> None:
+@pytest.mark.parametrize(("tasks", "code"), [(RAN, ExitCode.OK), (RAN + FAILS, ExitCode.HOST_FAILED)])
+def test_delivered_twice_is_carried_out_once(one: Fleet, tasks: str, code: ExitCode) -> None:
+    # AWS tells the second delivery's output alone.
     one.machines[0].deliveries = 2
-    assert execute(one.request(RAN), lambda _: None, SOON).code is ExitCode.OK
+    assert execute(one.request(tasks), lambda _: None, SOON).code is code
     assert ran(one) == 1
+
+
+def test_a_second_delivery_waits_for_the_first_and_answers_with_it(tmp_path: Path) -> None:
+    program = (
+        "import bootstrap, os, sys, time\n"
+        "home = sys.argv[1]\n"
+        "if bootstrap.claim(home) is None:\n"
+        "    sys.exit(bootstrap.answer_of_first(home))\n"
+        "print('first', flush=True)\n"
+        "sys.stdin.read()\n"
+        "open(os.path.join(home, 'said.json'), 'w').write('{\"rc\": 2}')\n"
+    )
+    argv = [sys.executable, "-c", program, str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "fleet" / "run_command" / "on_host")}
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with start() as first, start() as second:
+        assert first.stdin and first.stdout and second.stdin and second.stdout
+        spoke = {first: first.stdout.readline(), second: second.stdout.readline()}
+        [one] = [process for process in spoke if spoke[process] == "first\n"]
+        [other] = [process for process in spoke if process is not one]
+        assert json.loads(spoke[other]) == {"duplicate": "run", "rebooted": False}
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.5)
+        one.communicate("", timeout=10)
+        assert other.communicate(timeout=10)[0] == '{"rc": 2}\n'
+        assert (one.returncode, other.returncode) == (0, 1)
 
 
 def test_another_bundle_than_the_command_names_is_not_run(one: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Travels in the document behind instance_store.py, for any Python from 3.8 on. It
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import hashlib
 import io
@@ -30,9 +31,13 @@ _DUPLICATE = 75
 def main() -> None:
     """Prepares and starts the job; every end before that is one line of JSON."""
     run_id = os.environ["FLEET_RUN_ID"]
-    os.makedirs(os.path.join(_STATE, "runs"), mode=0o700, exist_ok=True)
-    sweep(os.path.join(_STATE, "runs"))
-    home = claim(run_id)
+    runs = os.path.join(_STATE, "runs")
+    os.makedirs(runs, mode=0o700, exist_ok=True)
+    sweep(runs)
+    home = os.path.join(runs, run_id)
+    held = claim(home)
+    if held is None:
+        sys.exit(answer_of_first(home))
     store = Store(
         Metadata(),
         os.environ["FLEET_BUCKET"],
@@ -45,9 +50,10 @@ def main() -> None:
         project = unpacked(store, os.environ["FLEET_BUNDLE"])
         job = verified(store, f"jobs/{os.environ['FLEET_JOB']}.json.gz", os.environ["FLEET_JOB"])
     except Wrong as wrong:
-        fail(str(wrong), wrong.where, wrong.mend)
+        sys.exit(failed(home, str(wrong), wrong.where, wrong.mend))
     except (Refused, OSError) as error:
-        fail(f"S3 gives this host nothing: {error}", os.environ["FLEET_BUCKET"], "compare its role with docs/policies")
+        mend = "compare its role with docs/policies"
+        sys.exit(failed(home, f"S3 gives this host nothing: {error}", os.environ["FLEET_BUCKET"], mend))
     with open(os.path.join(home, "job.json"), "wb") as file:
         file.write(gzip.decompress(job))
     keep = {name: os.environ[name] for name in os.environ if name.startswith(("FLEET_", "AWS_EC2_METADATA"))}
@@ -71,10 +77,13 @@ class Wrong(Exception):
         self.mend = mend
 
 
-def fail(what: str, where: str, mend: str) -> None:
-    """Says it as JSON and ends."""
-    print(json.dumps({"error": {"what": what, "where": where, "mend": mend}}), flush=True)
-    sys.exit(1)
+def failed(home: str, what: str, where: str, mend: str) -> int:
+    """Says it as JSON, to a second delivery too; returns the exit code."""
+    line = json.dumps({"error": {"what": what, "where": where, "mend": mend}})
+    with open(os.path.join(home, "said.json"), "w") as file:
+        file.write(line)
+    print(line, flush=True)
+    return 1
 
 
 def boot_id() -> str:
@@ -83,20 +92,40 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def claim(run_id: str) -> str:
-    """The run's folder, made by this process alone; a run that was here before is told and not begun again."""
-    home = os.path.join(_STATE, "runs", run_id)
+def claim(home: str) -> int | None:
+    """Makes the run's folder, as one process alone can; None where it was made before.
+
+    The descriptor is of a file with this boot's id, locked until this process ends.
+    """
+    own = f"{home}.{os.getpid()}"
+    os.mkdir(own, 0o700)
+    held = os.open(os.path.join(own, "boot_id"), os.O_WRONLY | os.O_CREAT)
+    os.write(held, boot_id().encode())
+    fcntl.flock(held, fcntl.LOCK_EX)
     try:
-        os.mkdir(home, 0o700)
-    except FileExistsError:
-        then = ""
-        with contextlib.suppress(OSError), open(os.path.join(home, "boot_id")) as file:
-            then = file.read()
-        print(json.dumps({"duplicate": run_id, "rebooted": then != boot_id()}), flush=True)
-        sys.exit(_DUPLICATE if then != boot_id() else 0)
-    with open(os.path.join(home, "boot_id"), "w") as file:
-        file.write(boot_id())
-    return home
+        os.rename(own, home)
+    except OSError:
+        shutil.rmtree(own)
+        return None
+    return held
+
+
+def answer_of_first(home: str) -> int:
+    """A run that was here before is not begun again: says so, waits for its end and gives its answer, its exit code.
+
+    Of a run that another boot began nothing is to be waited for.
+    """
+    with open(os.path.join(home, "boot_id")) as file:
+        rebooted = file.read() != boot_id()
+        print(json.dumps({"duplicate": os.path.basename(home), "rebooted": rebooted}), flush=True)
+        if rebooted:
+            return _DUPLICATE
+        fcntl.flock(file, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError), open(os.path.join(home, "said.json")) as said:
+        line = said.read()
+        print(line, flush=True)
+        return int(json.loads(line).get("rc") != 0)
+    return _DUPLICATE
 
 
 def sweep(runs: str) -> None:
