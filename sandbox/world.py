@@ -174,7 +174,14 @@ def _join_local_aws(world: World) -> None:
     for host in world.hosts:
         tags = {"vllm-fleet": "sandbox", "vllm-fleet-role": "vllm", "Name": host.name}
         wanted = {"podman": world.podman, "name": host.name, "address": host.address, "tags": tags}
-        httpx.post(f"{world.aws_url}/stand-in/machines", json=wanted, trust_env=False).raise_for_status()
+        url = f"{world.aws_url}/stand-in/machines"
+        try:
+            httpx.post(url, json=wanted, trust_env=False).raise_for_status()
+        except httpx.HTTPError as error:
+            raise FleetError(
+                f"the sandbox's local AWS, an earlier version's or in trouble, takes no machine: {error}",
+                where=url, mend="./runner.py sandbox down; then up again", code=ExitCode.REFUSED, who="sandbox",
+            ) from error  # fmt: skip
 
 
 def _start_stand_ins(podman: Podman, image_name: str, files: Path) -> None:
