@@ -51,6 +51,14 @@ def until(found: Callable[[], Any], seconds: float = 30) -> Any:
     raise AssertionError(f"nothing within {seconds} s")
 
 
+def put(found: Fleet) -> bytes:
+    """What hosts have put to S3 by now."""
+    s3 = found.aws.client("s3")
+    listed = s3.list_objects_v2(Bucket=BUCKET, Prefix=f"{store.PREFIX}runs/").get("Contents", [])
+    bodies = [s3.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read() for item in listed]
+    return b"".join(map(gzip.decompress, bodies))
+
+
 def told(found: Fleet, tasks: str = RAN, code: ExitCode = ExitCode.UNREACHABLE) -> str:
     """What the first machine's host is told to have come to."""
     finished = execute(found.request(tasks), lambda _: None, SOON)
@@ -299,6 +307,7 @@ def test_after_too_many_failures_no_further_host_is_begun(tmp_path: Path, monkey
 
 def test_an_agent_lost_on_the_way(one: Fleet) -> None:
     def lose() -> None:
+        until(lambda: b'"waits"' in put(one))
         one.machines[0].online = False
         pid = int((one.folder / "host0" / "pid").read_text())
         # Its job is stuck without a word, not only its agent away.
@@ -317,7 +326,7 @@ def test_a_spot_instance_that_is_taken_back(one: Fleet) -> None:
 
     def take_back() -> None:
         one.machines[0].spot_notice = '{"action": "terminate", "time": "2026-12-03T08:22:00Z"}'
-        time.sleep(7)
+        until(lambda: b"spot_notice" in put(one))
         one.aws.client("ec2").terminate_instances(InstanceIds=[instance])
         one.machines[0].terminated = True
         one.machines[0].go_down()

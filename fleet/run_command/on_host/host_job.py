@@ -61,9 +61,10 @@ class Chunks(io.RawIOBase):
                 self._wake.set()
         return len(data)
 
-    def line(self, said: dict[str, Any]) -> None:
-        """A line of this program's own."""
+    def at_once(self, said: dict[str, Any]) -> None:
+        """A line of this program's own, which does not wait for others."""
         self.write(json.dumps(said).encode() + b"\n")
+        self._wake.set()
 
     def end(self) -> None:
         """Sends what is left; returns when it is there."""
@@ -201,7 +202,7 @@ def _watch_spot(metadata: Metadata, chunks: Chunks) -> None:
         except OSError:
             found = None
         if found:
-            chunks.line({"event": "keepalive", "spot_notice": json.loads(found)})
+            chunks.at_once({"event": "keepalive", "spot_notice": json.loads(found)})
             return
         time.sleep(_SPOT_S)
 
