@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import sys
 from types import FrameType
 from typing import Annotated
@@ -21,6 +20,7 @@ from fleet.options import AsJson, Inventory, Limit, Reach, Yes, end, errors, sta
 from fleet.patch_cli import app as patch_app
 from fleet.progress import terminal
 from fleet.reboot_cli import reboot
+from fleet.redaction import RedactedStream
 from fleet.requests import (
     LOCAL_AWS,
     Request,
@@ -58,10 +58,7 @@ _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 def run() -> int:
     """Runs the command line; every error a user can act on ends in the house form."""
     on_ending_signals(_interrupt)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that lacks a character gets another one, not a failed run.
-            stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = RedactedStream.over(sys.stdout), RedactedStream.over(sys.stderr)
     try:
         # Outside standalone mode an Exit comes back as the command's value, and so does an interrupt.
         code = int(app(prog_name="./runner.py", standalone_mode=False) or 0)

@@ -22,6 +22,7 @@ import ansible_runner
 from fleet.errors import ExitCode, FleetError
 from fleet.events import Event, HostResult, HostStarted, HostTally, Outcome, TaskStarted
 from fleet.paths import PROJECT, state_dir
+from fleet.redaction import redacted_data
 from fleet.requests import Request
 
 _OUTCOMES = {
@@ -145,6 +146,7 @@ class Listener:
     def heard(self, raw: dict[str, Any]) -> bool:
         """Takes one of ansible-runner's events. Returns False, which tells ansible-runner not to keep it."""
         self._last = time.monotonic()
+        raw = redacted_data(raw)
         event = _typed(raw)
         if event is None:
             if raw.get("event") in ("verbose", "error", "warning") and raw.get("stdout"):

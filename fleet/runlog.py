@@ -10,6 +10,7 @@ from typing import Any
 
 from fleet.events import Event, HostResult, HostStarted, Outcome
 from fleet.paths import state_dir
+from fleet.redaction import redacted
 
 # Of what is waited for, how far it is.
 _PROGRESS = ("release", "stage", "units", "eta_s", "memory_mib")
@@ -42,5 +43,5 @@ class RunLog:
             line |= {"message": event.message} if event.message else {}
             if event.outcome is Outcome.RETRY and (progress := event.result.get("progress")):
                 line["progress"] = {key: progress[-1][key] for key in _PROGRESS if key in progress[-1]}
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(redacted(json.dumps(line)) + "\n")
         self._file.flush()
