@@ -11,6 +11,7 @@ import typer
 
 from bench.cli import app as bench_app
 from fleet import running, summary
+from fleet.audit_cli import audit
 from fleet.benchmark_cli import app as benchmark_app
 from fleet.build_cli import app as build_app
 from fleet.errors import ExitCode, FleetError
@@ -48,6 +49,7 @@ app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(build_app, name="build")
 app.add_typer(ssm_app, name="ssm")
 app.command()(reboot)
+app.command()(audit)
 app.add_typer(launch_app)
 
 _INTERRUPTED = 130

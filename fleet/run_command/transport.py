@@ -80,13 +80,13 @@ def _grouped(request: Request, hosts: Sequence[Host]) -> tuple[list[_Group], dic
             if agent is None:
                 unreachable[host.instance_id] = End(Fate.NO_AGENT)
                 continue
-            wanted = _setting(request, host, "vllm_fleet_python")
+            wanted = setting(request, host, "vllm_fleet_python")
             python = python_of(host.instance_id, agent.platform, agent.version, wanted)
             by_kind.setdefault((region, host.architecture, python), []).append(host)
     return [_Group(*kind, tuple(found)) for kind, found in sorted(by_kind.items())], unreachable
 
 
-def _setting(request: Request, host: Host, name: str) -> str:
+def setting(request: Request, host: Host, name: str) -> str:
     """A variable of the transport's own: the request's, else the host's; read here, where no template is filled in."""
     found = str(request.extra_vars.get(name) or host.variables.get(name) or "")
     if "{{" in found:
@@ -100,7 +100,7 @@ def _setting(request: Request, host: Host, name: str) -> str:
 
 def _store(request: Request, hosts: Sequence[Host]) -> tuple[Store, str]:
     """The fleet's bucket, and the region that it is in."""
-    buckets = sorted({_setting(request, host, "vllm_fleet_bucket") for host in hosts})
+    buckets = sorted({setting(request, host, "vllm_fleet_bucket") for host in hosts})
     if len(buckets) != 1 or not buckets[0]:
         raise FleetError(
             f"the hosts name {len(buckets)} buckets ({', '.join(buckets)})" if buckets[0] else "no bucket is named",
@@ -151,7 +151,7 @@ def _send(
                 "Bucket": store.bucket,
                 "Prefix": PREFIX,
                 "Region": region,
-                "EndpointUrl": _setting(request, part[0], "vllm_fleet_endpoint_url"),
+                "EndpointUrl": setting(request, part[0], "vllm_fleet_endpoint_url"),
                 "Python": group.python,
                 "WheelsSha256": made.sha256,
                 "BundleSha256": project.sha256,

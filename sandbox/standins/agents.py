@@ -35,6 +35,7 @@ class ManagedInstance:
     instance_type: str = "g5g.4xlarge"
     address: str = ""
     online: bool = True
+    latest: bool = True
     terminated: bool = False
     boot: int = 1
     deliveries: int = 1
@@ -95,6 +96,7 @@ class ManagedInstance:
             "PingStatus": "Online" if self.online else _LOST,
             "LastPingDateTime": self._last_ping,
             "AgentVersion": "3.3.0.0",
+            "IsLatestVersion": self.latest,
             "PlatformType": "Linux",
             "PlatformName": self.platform_name,
             "PlatformVersion": self.platform_version,

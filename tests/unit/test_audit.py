@@ -1,0 +1,204 @@
+"""The audit against the local AWS: what a launch makes passes, and each thing that is wrong is found by itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.audits import roles
+from fleet.errors import ExitCode
+from fleet.paths import PROJECT
+from fleet.run_command import document
+from sandbox.standins import aws
+from sandbox.standins.agents import ManagedInstance
+from tests.unit.local_aws import REGION, Local, local_aws
+from tests.unit.policies import compared
+
+TOKEN = "hf_" + "x" * 34
+ARN, BUCKET = "arn:aws:s3:::", "vllm-fleet-audited"
+SECRET = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:vllm/hf-token-AbCdEf"
+DOCUMENTED = json.loads((PROJECT / "docs" / "policies" / "instance.json").read_text().replace("BUCKET", BUCKET))
+CORE = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+
+
+class Account:
+    """A local AWS with the fleet's bucket, document and profile, and instances as they are asked for."""
+
+    def __init__(self, local: Local, folder: Path) -> None:
+        self.local = local
+        self.folder = folder
+        self.ec2 = local.client("ec2")
+        self.iam = local.client("iam")
+        s3 = local.client("s3")
+        s3.create_bucket(Bucket=BUCKET)
+        s3.put_public_access_block(Bucket=BUCKET, PublicAccessBlockConfiguration=dict.fromkeys(
+            ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
+        ))  # fmt: skip
+        document.install(local.client("ssm"), REGION)
+        aws.profile_of_hosts(self.iam)
+        self.iam.put_role_policy(RoleName=aws.PROFILE, PolicyName="vllm-fleet", PolicyDocument=json.dumps(DOCUMENTED))
+        vpc = self.ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
+        self.group = self.ec2.create_security_group(GroupName="closed", Description="closed", VpcId=vpc)["GroupId"]
+
+    def allow(self, statement: dict[str, Any]) -> None:
+        """Gives the hosts' role another policy."""
+        policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement}]}
+        self.iam.put_role_policy(RoleName=aws.PROFILE, PolicyName="more", PolicyDocument=json.dumps(policy))
+
+    def instance(self, **changes: Any) -> ManagedInstance:
+        """An instance as a launch makes it, but for the changes, with its agent."""
+        wanted: dict[str, Any] = {
+            "ImageId": "ami-1", "MinCount": 1, "MaxCount": 1, "SecurityGroupIds": [self.group],
+            "IamInstanceProfile": {"Name": aws.PROFILE},
+            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+            "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 8, "Encrypted": True}}],
+            **changes,
+        }  # fmt: skip
+        [made] = self.ec2.run_instances(**{name: value for name, value in wanted.items() if value})["Instances"]
+        return self.local.add(self.folder / made["InstanceId"], instance_id=made["InstanceId"])
+
+    def audit(self, *instances: ManagedInstance) -> tuple[int, dict[str, dict[str, Any]], str]:
+        """Exit code, findings by check, and the output as a person gets it."""
+        hosts = {
+            one.machine.instance_id: {
+                "instance_id": one.machine.instance_id, "placement": {"region": REGION}, "architecture": "arm64",
+                "vllm_fleet_bucket": BUCKET,
+            } for one in instances
+        }  # fmt: skip
+        groups = {name: {"hosts": dict.fromkeys(hosts)} for name in ("vllm", "aws_ec2")}
+        inventory = self.folder / "aws_ec2.json"
+        inventory.write_text(json.dumps({"all": {"hosts": hosts, "children": groups}}))
+        self.local.cloud.calls.clear()
+        done = [
+            subprocess.run(
+                [sys.executable, "-m", "fleet", "audit", "-i", str(inventory), *words], cwd=PROJECT,
+                capture_output=True, text=True, check=False,
+            ) for words in ([], ["--json"])
+        ]  # fmt: skip
+        assert done[1].stdout, done[1].stderr
+        checks = json.loads(done[1].stdout)["checks"]
+        assert done[0].returncode == done[1].returncode
+        assert all(check["ok"] == (not check["mend"]) for check in checks)
+        return done[1].returncode, {check["name"]: check for check in checks if not check["ok"]}, done[0].stdout
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    # AWS's own policies are there from the start.
+    monkeypatch.setenv("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")
+    with local_aws() as local:
+        for name, value in local.environment.items():
+            monkeypatch.setenv(name, value)
+        yield Account(local, tmp_path)
+
+
+def test_what_a_launch_makes_passes_with_the_documented_rights(account: Account) -> None:
+    account.iam.attach_role_policy(RoleName=aws.PROFILE, PolicyArn=CORE)
+    document_of = json.dumps(DOCUMENTED)
+    attached = account.iam.create_policy(PolicyName="vllm-fleet", PolicyDocument=document_of)["Policy"]["Arn"]
+    account.iam.attach_role_policy(RoleName=aws.PROFILE, PolicyArn=attached)
+    account.allow({"Action": "secretsmanager:GetSecretValue", "Resource": SECRET})
+    code, findings, said = account.audit(account.instance(), account.instance())
+    assert (code, findings) == (ExitCode.OK, {}), findings
+    assert "audit     16 checks of 4 things, 0 to mend" in said
+    assert compared(account.local.cloud.calls, "audit") == (set(), set())
+
+
+def test_each_thing_that_is_wrong_is_found_with_its_mend(account: Account) -> None:
+    account.ec2.create_key_pair(KeyName="mine")
+    account.ec2.authorize_security_group_ingress(
+        GroupId=account.group,
+        IpPermissions=[{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}],
+    )
+    account.local.client("s3").delete_public_access_block(Bucket=BUCKET)
+    account.local.client("ssm").delete_document(Name=document.NAME)
+    account.allow({"Action": "s3:*", "Resource": "*"})
+    bad = account.instance(
+        KeyName="mine", UserData=f"#!/bin/sh\nexport HF_TOKEN={TOKEN}\n", MetadataOptions=None,
+        BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 8, "Encrypted": False}}],
+    )  # fmt: skip
+    bad.latest = False
+    code, findings, said = account.audit(bad)
+    assert code == ExitCode.DRIFT
+    found = {name: check["found"] for name, check in findings.items()}
+    [volume] = [word for word in found.pop("volumes").split() if word.startswith("vol-")]
+    assert volume
+    assert found == {
+        "inbound": f"{account.group}: tcp 22 from 0.0.0.0/0",
+        "key pair": "mine",
+        "metadata": "tokens optional, hop limit 1",
+        "user data": "holds what looks like a secret",
+        "role": "vllm-fleet-host may more than documented: s3:* on *",
+        "agent": "3.3.0.0, Online, not the latest",
+        "document": "the document vllm-fleet-run is not in this region",
+        "public access": "not blocked (BlockPublicAcls, IgnorePublicAcls, BlockPublicPolicy, RestrictPublicBuckets), "
+        "and results are private",
+    }
+    assert TOKEN not in said and "9 to mend" in said
+    # Two of the mends by AWS's own words.
+    revoke = findings["inbound"]["mend"]
+    assert revoke.startswith(f"aws ec2 revoke-security-group-ingress --region {REGION} --group-id {account.group} ")
+    rules = json.loads(revoke.split("--ip-permissions ")[1].strip("'"))
+    account.ec2.revoke_security_group_ingress(GroupId=account.group, IpPermissions=rules)
+    account.ec2.modify_instance_metadata_options(
+        InstanceId=bad.machine.instance_id, HttpTokens="required", HttpPutResponseHopLimit=1
+    )
+    _, findings, _ = account.audit(bad)
+    assert "inbound" not in findings and "metadata" not in findings and "key pair" in findings
+
+
+def test_packed_user_data_is_looked_into(account: Account) -> None:
+    packed = gzip.compress(f"token: {TOKEN}".encode())
+    _, findings, _ = account.audit(account.instance(UserData=packed))
+    assert set(findings) == {"user data"}
+    _, findings, _ = account.audit(account.instance(UserData="#!/bin/sh\necho hello\n"))
+    assert findings == {}
+
+
+def test_an_instance_without_role_or_agent(account: Account) -> None:
+    one = account.instance(IamInstanceProfile=None)
+    del account.local.agents[one.machine.instance_id]
+    _, findings, _ = account.audit(one)
+    assert {name: check["found"] for name, check in findings.items()} == {
+        "role": "no instance profile", "agent": "Systems Manager does not know it",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statement", "beyond"),
+    [
+        ({"Action": ["s3:GetObject"], "Resource": f"arn:aws:s3:::{BUCKET}/vllm-fleet/jobs/*"}, None),
+        ({"Action": "s3:getobject", "Resource": f"arn:aws:s3:::{BUCKET}/vllm-fleet/jobs/one"}, None),
+        ({"Action": "s3:GetObject", "Resource": f"{ARN}{BUCKET}/*"}, f"s3:GetObject on {ARN}{BUCKET}/*"),
+        ({"Action": "s3:GetObject", "Resource": f"{ARN}*/vllm-fleet/*"}, f"s3:GetObject on {ARN}*/vllm-fleet/*"),
+        ({"Action": "secretsmanager:GetSecretValue", "Resource": "*"}, "secretsmanager:GetSecretValue on *"),
+        ({"Action": "secretsmanager:GetSecretValue", "Resource": SECRET[:-7] + "-??????"}, None),
+        ({"Action": "secretsmanager:*", "Resource": SECRET}, f"secretsmanager:* on {SECRET}"),
+        ({"NotAction": "iam:*", "Resource": "*"}, "* by NotAction"),
+        ({"Action": "s3:PutObject", "NotResource": "arn:aws:s3:::other/*"}, "s3:PutObject by NotResource"),
+        ({"Action": "kms:Decrypt", "Resource": "*"}, "kms:Decrypt on *"),
+    ],
+)  # fmt: skip
+def test_a_role_that_may_more(account: Account, statement: dict[str, Any], beyond: str | None) -> None:
+    account.allow(statement)
+    assert roles.wider(account.iam, aws.PROFILE) == ([beyond] if beyond else [])
+
+
+def test_a_managed_policy_is_read_in_its_current_version(account: Account) -> None:
+    def policy(action: str) -> str:
+        return json.dumps(
+            {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": action, "Resource": "*"}}
+        )
+
+    arn = account.iam.create_policy(PolicyName="x", PolicyDocument=policy("ec2:*"))["Policy"]["Arn"]
+    account.iam.attach_role_policy(RoleName=aws.PROFILE, PolicyArn=arn)
+    assert roles.wider(account.iam, aws.PROFILE) == ["ec2:* on *"]
+    account.iam.create_policy_version(PolicyArn=arn, PolicyDocument=policy("iam:*"), SetAsDefault=True)
+    assert roles.wider(account.iam, aws.PROFILE) == ["iam:* on *"]
