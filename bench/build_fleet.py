@@ -38,14 +38,7 @@ def run(console: Console, steps: Steps) -> int:
     The source is vLLM's own sdist without kernels, with the dependencies of the real one. The hosts are bare; the
     sandbox is taken down afterwards.
     """
-    if world.read() is not None:
-        raise FleetError(
-            "a sandbox is up, and bare hosts are wanted",
-            where="this machine",
-            mend="./runner.py sandbox down",
-            code=ExitCode.REFUSED,
-            who="bench",
-        )
+    world.refuse_one_that_is_up("bench")
     try:
         world.up(steps, hosts=_HOSTS)
         with steps.step("five hosts, one build"):

@@ -43,14 +43,7 @@ def run(console: Console, steps: Steps) -> int:
 
     The hosts are converged first, by Run Command and without latency; the sandbox is taken down afterwards.
     """
-    if world.read() is not None:
-        raise FleetError(
-            "a sandbox is up, and bare hosts are wanted",
-            where="this machine",
-            mend="./runner.py sandbox down",
-            code=ExitCode.REFUSED,
-            who="bench",
-        )
+    world.refuse_one_that_is_up("bench")
     try:
         world.up(steps, hosts=_HOSTS)
         # The hosts that are up, and the document: what `-i local-aws` asks for before a run is not the run's.

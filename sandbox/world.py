@@ -131,6 +131,15 @@ def up(steps: Steps, *, hosts: int = 1, base_image: str | None = None, arm64: bo
     return world
 
 
+def refuse_one_that_is_up(who: str) -> None:
+    """For whoever wants bare hosts. Raises FleetError, refused, where a sandbox is up."""
+    if read() is not None:
+        raise FleetError(
+            "a sandbox is up, and bare hosts are wanted", where="this machine", mend="./runner.py sandbox down",
+            code=ExitCode.REFUSED, who=who,
+        )  # fmt: skip
+
+
 def down(steps: Steps) -> None:
     """Stops everything and puts the machine back: swap, containers, network, forwarding, mounts."""
     world = read()

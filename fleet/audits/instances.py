@@ -15,9 +15,8 @@ from fleet.audits import Check, roles
 from fleet.aws_errors import code_of, told
 from fleet.launching import PROFILE
 from fleet.redaction import redacted
+from fleet.run_command.agents import information
 
-# DescribeInstanceInformation takes this many ids in a filter.
-_IDS = 50
 _ANEW = "./runner.py launch another, and terminate this one"
 
 
@@ -29,7 +28,7 @@ def checked(region: str, ids: Sequence[str]) -> list[Check]:
         found = [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
         groups = _groups(ec2, found)
         encrypted = _volumes(ec2, found)
-        agents = _agents(aws.client("ssm", region), ids)
+        agents = information(region, ids)
         role_checks: dict[str, tuple[str, str]] = {}
         checks = []
         for one in sorted(found, key=lambda one: str(one["InstanceId"])):
@@ -75,16 +74,6 @@ def _volumes(ec2: Any, found: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
 
 def _volumes_of(one: Mapping[str, Any]) -> list[str]:
     return [str(device["Ebs"]["VolumeId"]) for device in one.get("BlockDeviceMappings", []) if "Ebs" in device]
-
-
-def _agents(ssm: Any, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    found = {}
-    pages = ssm.get_paginator("describe_instance_information")
-    for begin in range(0, len(ids), _IDS):
-        wanted = [{"Key": "InstanceIds", "Values": list(ids[begin : begin + _IDS])}]
-        for page in pages.paginate(Filters=wanted):
-            found.update({item["InstanceId"]: item for item in page["InstanceInformationList"]})
-    return found
 
 
 def _inbound(one: Mapping[str, Any], groups: Mapping[str, list[dict[str, Any]]], region: str) -> Check:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fleet import aws
 from fleet.aws_errors import told
@@ -23,16 +24,21 @@ class Agent:
 
 def agents(region: str, ids: Sequence[str]) -> dict[str, Agent]:
     """The instances that Systems Manager manages."""
+    return {
+        name: Agent(item["PingStatus"] == "Online", item.get("PlatformName", ""), item.get("PlatformVersion", ""))
+        for name, item in information(region, ids).items()
+    }
+
+
+def information(region: str, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """What Systems Manager tells of the instances that it manages, by AWS's own names."""
     found = {}
     pages = aws.client("ssm", region).get_paginator("describe_instance_information")
     with told(f"Systems Manager in {region}"):
         for begin in range(0, len(ids), _IDS):
             wanted = [{"Key": "InstanceIds", "Values": list(ids[begin : begin + _IDS])}]
             for page in pages.paginate(Filters=wanted):
-                for item in page["InstanceInformationList"]:
-                    found[item["InstanceId"]] = Agent(
-                        item["PingStatus"] == "Online", item.get("PlatformName", ""), item.get("PlatformVersion", "")
-                    )
+                found.update({item["InstanceId"]: item for item in page["InstanceInformationList"]})
     return found
 
 
