@@ -65,6 +65,8 @@ class RedactedStream(io.TextIOWrapper):
         """The stream, redacted; a character that it lacks is replaced. One without bytes stays what it is."""
         if not isinstance(stream, io.TextIOWrapper):
             return stream
-        lines = stream.line_buffering
         stream.flush()
-        return cls(stream.buffer, encoding=stream.encoding, errors="replace", line_buffering=lines)
+        return cls(
+            stream.buffer, encoding=stream.encoding, errors="replace",
+            line_buffering=stream.line_buffering, write_through=stream.write_through,
+        )  # fmt: skip
