@@ -207,7 +207,11 @@ class Following:
             # The agents first: one that went with its instance is then seen with the instance gone.
             known = agents.agents(region, ids)
             states = agents.states(region, ids)
+            # What came while AWS was asked: a spot notice, the task that it was at.
+            self._read()
             for host in there:
+                if host.done:
+                    continue
                 state, agent = states.get(host.instance_id, "terminated"), known.get(host.instance_id)
                 notice = host.stream.spot_notice
                 if state not in ("running", "pending"):

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,10 +87,8 @@ def test_the_real_kernels_fit_only_when_patched(verdicts: Path, tmp_path: Path) 
     assert patched.keys() == stock.keys()
     assert max(patched.values()) <= 65536
     assert len(list(verdicts.iterdir())) == 2
-    began = time.monotonic()
     again = fleet(*words)
-    # Compiled before: the time is the interpreter's start.
-    assert time.monotonic() - began < 5
+    # Compiled before, and told so.
     assert (again.stdout, "compile" in again.stderr) == (done.stdout, False)
 
 

@@ -25,7 +25,6 @@ TOKEN = "hf_" + "x" * 34
 ARN, BUCKET = "arn:aws:s3:::", "vllm-fleet-audited"
 SECRET = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:vllm/hf-token-AbCdEf"
 DOCUMENTED = json.loads((PROJECT / "docs" / "policies" / "instance.json").read_text().replace("BUCKET", BUCKET))
-CORE = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
 
 
 class Account:
@@ -91,8 +90,6 @@ class Account:
 
 @pytest.fixture
 def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    # AWS's own policies are there from the start.
-    monkeypatch.setenv("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")
     with local_aws() as local:
         for name, value in local.environment.items():
             monkeypatch.setenv(name, value)
@@ -100,7 +97,6 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account
 
 
 def test_what_a_launch_makes_passes_with_the_documented_rights(account: Account) -> None:
-    account.iam.attach_role_policy(RoleName=aws.PROFILE, PolicyArn=CORE)
     document_of = json.dumps(DOCUMENTED)
     attached = account.iam.create_policy(PolicyName="vllm-fleet", PolicyDocument=document_of)["Policy"]["Arn"]
     account.iam.attach_role_policy(RoleName=aws.PROFILE, PolicyArn=attached)

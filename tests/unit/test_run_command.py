@@ -307,7 +307,7 @@ def test_after_too_many_failures_no_further_host_is_begun(tmp_path: Path, monkey
 
 def test_an_agent_lost_on_the_way(one: Fleet) -> None:
     def lose() -> None:
-        until(lambda: b'"waits"' in put(one))
+        until(lambda: b'"runner_on_start"' in put(one))
         one.machines[0].online = False
         pid = int((one.folder / "host0" / "pid").read_text())
         # Its job is stuck without a word, not only its agent away.
