@@ -217,6 +217,8 @@ class Following:
                 if state not in ("running", "pending"):
                     told = f", after a spot notice: {notice.get('action')} at {notice.get('time')}" if notice else ""
                     self._end(host, End(Fate.GONE, state + told))
+                elif not self._silent(host):
+                    continue
                 elif agent is None or not agent.online:
                     if not host.begun:
                         # It must not begin when nobody follows it any longer.

@@ -80,9 +80,10 @@ class Wrong(Exception):
 def failed(home: str, what: str, where: str, mend: str) -> int:
     """Says it as JSON, to a second delivery too; returns the exit code."""
     line = json.dumps({"error": {"what": what, "where": where, "mend": mend}})
-    with open(os.path.join(home, "said.json"), "w") as file:
-        file.write(line)
     print(line, flush=True)
+    # The disk may be what is wrong.
+    with contextlib.suppress(OSError), open(os.path.join(home, "said.json"), "w") as file:
+        file.write(line)
     return 1
 
 
@@ -98,8 +99,9 @@ def claim(home: str) -> int | None:
     The descriptor is of a file with this boot's id, locked until this process ends.
     """
     own = f"{home}.{os.getpid()}"
-    os.mkdir(own, 0o700)
-    held = os.open(os.path.join(own, "boot_id"), os.O_WRONLY | os.O_CREAT)
+    # One may be left of a process of the same number that was killed here.
+    os.makedirs(own, 0o700, exist_ok=True)
+    held = os.open(os.path.join(own, "boot_id"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(held, boot_id().encode())
     fcntl.flock(held, fcntl.LOCK_EX)
     try:

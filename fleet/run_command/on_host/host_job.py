@@ -162,8 +162,9 @@ def main() -> int:
         shutil.rmtree(private, ignore_errors=True)
     last = {"run": os.environ["FLEET_RUN_ID"], "chunks": chunks.count, "digest": chunks.digest, "rc": code}
     line = json.dumps({**last, **({"trouble": chunks.trouble} if chunks.trouble else {})})
-    # Should the command be delivered twice, the second delivery says it too.
-    (home / "said.json").write_text(line)
+    # Should the command be delivered twice, the second delivery says it too; a full disk keeps it from no first one.
+    with contextlib.suppress(OSError):
+        (home / "said.json").write_text(line)
     with contextlib.suppress(BrokenPipeError):  # of a command that was cancelled
         print(line, flush=True)
     # A failed play is a failed command to AWS too: it counts against the command's MaxErrors.
