@@ -33,7 +33,7 @@ def run(words: Sequence[str], steps: Steps) -> int:
                     who="test",
                 )
     steps.note("tests")
-    pytest = [str(_BIN / "pytest"), "-q", "--durations=10"]
+    pytest = [str(_BIN / "pytest"), "-q", "--durations=40"]
     return (
         other_python.run(steps)
         or _call([*pytest, *other_python.SIDE_BY_SIDE, "tests/kernels"])
