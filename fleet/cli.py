@@ -31,6 +31,7 @@ from fleet.requests import (
     parse_inventories,
     parse_max_errors,
 )
+from fleet.rotate_cli import rotate
 from fleet.ssm_cli import app as ssm_app
 from fleet.steps import Durations, Steps
 from sandbox import evidence, local_fleet, world
@@ -50,6 +51,7 @@ app.add_typer(build_app, name="build")
 app.add_typer(ssm_app, name="ssm")
 app.command()(reboot)
 app.command()(audit)
+app.command()(rotate)
 app.add_typer(launch_app)
 
 _INTERRUPTED = 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -15,6 +16,24 @@ class ExitCode(IntEnum):
     DRIFT = 4
     STALLED = 5
     REFUSED = 6
+
+
+# Of several ends a command has the code of the worst.
+_WORST_FIRST = (
+    ExitCode.HOST_FAILED,
+    ExitCode.STALLED,
+    ExitCode.BAD_INPUT,
+    ExitCode.REFUSED,
+    ExitCode.UNREACHABLE,
+    ExitCode.DRIFT,
+    ExitCode.OK,
+)
+
+
+def worst(codes: Iterable[ExitCode]) -> ExitCode:
+    """The code of a command whose parts ended with these; OK for none."""
+    ended = {ExitCode.OK, *codes}
+    return next(code for code in _WORST_FIRST if code in ended)
 
 
 class FleetError(Exception):

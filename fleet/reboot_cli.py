@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleet.errors import ExitCode
+from fleet.errors import ExitCode, worst
 from fleet.options import AsJson, Inventory, Limit, Yes, agree, errors, standing
 from fleet.progress import Progress, Row, spell, terminal
 from fleet.reboots import UNTOUCHED, Outcome, Patience, Rebooted, Target, rolling
@@ -23,15 +23,6 @@ from fleet.run_command import hosts as ec2_hosts
 from fleet.steps import Durations
 
 _WAIT_S = 600
-# Of several ends the run has the code of the worst.
-_WORST_FIRST = (
-    ExitCode.HOST_FAILED,
-    ExitCode.STALLED,
-    ExitCode.BAD_INPUT,
-    ExitCode.REFUSED,
-    ExitCode.UNREACHABLE,
-    ExitCode.OK,
-)
 
 
 def reboot(
@@ -108,7 +99,7 @@ def _end(
     failed = {end.target.instance_id: end for end in ends if end.code}
     touched = {end.target.instance_id for end in ends if end.outcome not in UNTOUCHED}
     left = [target.instance_id for target in targets if target.instance_id not in touched]
-    code = next(code for code in _WORST_FIRST if code in {ExitCode.OK, *(end.code for end in ends)})
+    code = worst(end.code for end in ends)
     go_on = shlex.join([*shlex.split(replace(request, limit=",".join(left)).again()), *options]) if left else ""
     if as_json:
         print(json.dumps({"code": int(code), "hosts": _as_json(ends), "left": left, "go_on": go_on}, indent=1))

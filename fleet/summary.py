@@ -141,6 +141,8 @@ def _show_host(console: Console, host: str, status: dict[str, Any]) -> None:
                 "yellow",
             ),
         )
+    if serving.get("token") == "older":
+        _say(console, ("  token    the server was started with an older one; ./runner.py rotate", "yellow"))
     if active:
         url, model = serving["url"], serving["model"]
         _say(console, f"  address  {url}")

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ansible.inventory.manager import InventoryManager
-from ansible.parsing.dataloader import DataLoader
-
-from fleet import aws_inventory
-from fleet.errors import ExitCode, FleetError
-from fleet.paths import PROJECT
+from fleet import aws_inventory, inventories
+from fleet.errors import FleetError
 from fleet.requests import Request
 
 # The groups that the playbooks run on.
@@ -43,10 +33,11 @@ class Resolved:
 
 def resolved(request: Request) -> Resolved:
     """The request's hosts; raises FleetError for an inventory that does not parse, or that has hosts not on EC2."""
-    listed = _listed(request)
+    listed = inventories.listed(request)
     variables = listed.get("_meta", {}).get("hostvars", {})
-    groups = {group: _members(listed, group) for group in sorted(set(listed) - {"_meta", "all"})}
-    names = [name for name in _within(request.limit, groups) if any(name in groups.get(role, []) for role in _ROLES)]
+    groups = inventories.grouped(listed)
+    left = inventories.within(request.limit, groups)
+    names = [name for name in left if any(name in groups.get(role, []) for role in _ROLES)]
     if not names:
         aws_inventory.explain(request.inventories, request.limit)
     others = [name for name in names if name not in groups.get("aws_ec2", [])]
@@ -62,18 +53,6 @@ def resolved(request: Request) -> Resolved:
     return Resolved(
         tuple(hosts.values()), {group: [ids.get(name, name) for name in found] for group, found in groups.items()}
     )
-
-
-def _within(limit: str | None, groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """The hosts that a limit leaves, by Ansible's own reading of it; `groups` has those that it leaves out too."""
-    manager = InventoryManager(loader=DataLoader(), sources=None, parse=False)
-    for group, members in groups.items():
-        manager.add_group(group)
-        for name in members:
-            manager.add_host(name, group)
-    manager.reconcile_inventory()
-    manager.subset(limit)
-    return [str(host.name) for host in manager.get_hosts()]
 
 
 def _host(name: str, variables: dict[str, Any]) -> Host:
@@ -94,35 +73,3 @@ def _host(name: str, variables: dict[str, Any]) -> Host:
 def _plain(value: Any) -> Any:
     """A value without Ansible's mark of what came from outside; hosts get their variables with it."""
     return value["__ansible_unsafe"] if isinstance(value, dict) and "__ansible_unsafe" in value else value
-
-
-def _members(listed: dict[str, Any], group: str) -> list[str]:
-    """The hosts of a group and of those below it."""
-    here = listed.get(group, {})
-    below = [name for child in here.get("children", []) for name in _members(listed, child)]
-    return list(dict.fromkeys([*here.get("hosts", []), *below]))
-
-
-def _listed(request: Request) -> dict[str, Any]:
-    """`ansible-inventory --list`, as a push run would read it."""
-    argv = [
-        str(Path(sys.executable).parent / "ansible-inventory"),
-        "--list",
-        "--playbook-dir",
-        str(PROJECT / "playbooks"),
-    ]
-    argv += [word for path in request.inventories for word in ("-i", str(path))]
-    done = subprocess.run(
-        argv, cwd=PROJECT, env={**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        aws_inventory.explain(request.inventories, request.limit)
-        raise FleetError(
-            f"the inventory cannot be read: {done.stderr.strip()[-900:]}",
-            where=", ".join(str(path) for path in request.inventories),
-            mend=f".venv/bin/ansible-inventory -i {request.inventories[0]} --graph",
-            code=ExitCode.BAD_INPUT,
-        )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found

@@ -44,7 +44,7 @@ def _told(plan: Plan, model: Mapping[str, Any], wishes: Wishes) -> None:
         plan.refuse(
             f"the hub does not take the token: {words}",
             wishes.token_file,
-            "put a valid token into the secret that secrets_fetch_secret_id names",
+            "put a valid token into the secret that secrets_fetch_secret_id names, then ./runner.py rotate",
         )
     elif status == 401 and wishes.token_file:
         plan.decide(

@@ -10,6 +10,8 @@ import contextlib
 import fcntl
 import json
 import os
+import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,9 @@ UNIT = "vllm.service"
 LOCK = Path("/run/vllm-serve.lock")
 # Written by the unit before each start: the key of the unit text that was started.
 STARTED = Path("/run/vllm/started")
+# What systemd has handed to the unit that runs.
+_CREDENTIALS = Path("/run/credentials") / UNIT
+_TOKEN = re.compile(r"^LoadCredential=hf_token:(?P<file>.+)$", re.MULTILINE)
 
 
 class Service:
@@ -141,6 +146,24 @@ class Service:
         entered = self.unit.show("ActiveEnterTimestampMonotonic").get("ActiveEnterTimestampMonotonic") or 0
         started = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + int(entered) / 1e6
         return any(path.is_file() and path.stat().st_ctime > started for path in files.values())
+
+    def token(self) -> str:
+        """What token the server holds, against the file that it takes it from.
+
+        Returns:
+            `none`: its unit takes none. `missing`: the file is not there. `unused`: the server does not run. `current`:
+            it holds what is in the file. `older`: it was started with another. The files are compared, not read here.
+        """
+        found = _TOKEN.search(self.unit.text())
+        if found is None:
+            return "none"
+        file, held = Path(found["file"].replace("%%", "%")), _CREDENTIALS / "hf_token"
+        if not file.is_file():
+            return "missing"
+        if not held.is_file():
+            return "unused"
+        same = subprocess.run(["cmp", "--silent", str(file), str(held)], capture_output=True, check=False)
+        return "older" if same.returncode else "current"
 
     def _patched_files(self, release: Path) -> tuple[dict[str, Any], dict[str, Path]]:
         """The release's patch record, and the files it names by target."""

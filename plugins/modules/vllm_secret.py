@@ -18,26 +18,27 @@ from ansible.module_utils.systemd_unit import Unit, daemon_reload
 
 DOCUMENTATION = r"""
 module: vllm_secret
-short_description: Install and run the unit that fetches a secret
+short_description: Install and run the unit that fetches a secret, or remove it with the secret
 description:
   - Compares environment, program, request and unit with what is wanted, mends them, and runs the unit. Where all is as
     wanted the unit fetches again, so that a rotated secret arrives; RV(changed) says whether its version is another.
     The service reads the token when it starts, so it is not restarted for a new one.
 options:
+  state: {type: str, choices: [present, absent], default: present, description: Whether it is wanted.}
   home: {type: path, required: true, description: Environment of the fetcher.}
   folder: {type: path, required: true, description: Memory-backed folder of the fetched file.}
   file: {type: str, required: true, description: Name of the fetched file.}
-  requirements: {type: str, required: true, description: Hashed requirements of the fetcher.}
-  program: {type: str, required: true, description: Text of the fetcher.}
-  unit_text: {type: str, required: true, description: Text of the systemd unit.}
-  request: {type: dict, required: true, description: "What to fetch: secret_id, key, region. No value."}
+  requirements: {type: str, default: '', description: Hashed requirements of the fetcher.}
+  program: {type: str, default: '', description: Text of the fetcher.}
+  unit_text: {type: str, default: '', description: Text of the systemd unit.}
+  request: {type: dict, default: {}, description: "What to fetch: secret_id, key, region. No value."}
 author: [vllm-fleet]
 """
 EXAMPLES = """
 ---
 - vllm_secret: {home: /opt/vllm-fleet/secrets, folder: /run/vllm-secrets, file: hf_token}
 """
-RETURN = "version: {type: str, returned: success, description: Version id of the secret that lies there.}"
+RETURN = "version: {type: str, returned: success, description: Version id of the secret that lies there, or empty.}"
 
 
 class Secret:
@@ -49,8 +50,27 @@ class Secret:
         self.home = Path(self.p["home"])
         self.unit = Unit("vllm-secrets.service")
 
+    def remove(self) -> None:
+        """Unit, fetcher and token go; where none of them is there, nothing is done."""
+        found = [path for path in (self.unit.path, self.home, Path(self.p["folder"])) if path.exists()]
+        if found and not self.module.check_mode:
+            # The token's folder goes with the unit.
+            self.unit.call("disable")
+            self.unit.call("stop")
+            self.unit.path.unlink(missing_ok=True)
+            daemon_reload()
+            self.unit.call("reset-failed")
+            for folder in (self.home, Path(self.p["folder"])):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.module.exit_json(changed=bool(found), version="")
+
     def run(self) -> None:
         """Probe, decide, act, verify."""
+        if not self.p["request"].get("secret_id"):
+            self.module.fail_json(
+                msg="secrets_fetch: no secret is named",
+                argument_errors=["secrets_fetch_secret_id is empty, and a secret's name is wanted"],
+            )
         request = {**self.p["request"], "folder": self.p["folder"], "file": self.p["file"]}
         files = {
             self.home / "fetch_secret.py": self.p["program"],
@@ -151,20 +171,25 @@ class Secret:
 
 def main() -> None:
     """Runs the module."""
-    text = {"type": "str", "required": True}
+    text = {"type": "str", "default": ""}
     module = AnsibleModule(
         argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "home": {"type": "path", "required": True},
             "folder": {"type": "path", "required": True},
-            "file": text,
+            "file": {"type": "str", "required": True},
             "requirements": text,
             "program": text,
             "unit_text": text,
-            "request": {"type": "dict", "required": True},
+            "request": {"type": "dict", "default": {}},
         },
+        required_if=[("state", "present", ("requirements", "program", "unit_text", "request"))],
         supports_check_mode=True,
     )
-    Secret(module).run()
+    secret = Secret(module)
+    if module.params["state"] == "absent":
+        secret.remove()
+    secret.run()
 
 
 if __name__ == "__main__":

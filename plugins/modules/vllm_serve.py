@@ -38,6 +38,7 @@ options:
   gate: {type: dict, required: true, description: What the gate asks and expects.}
   load: {type: dict, required: true, description: "What the start has to load: bytes, mb_per_second, swap_mib."}
   programs: {type: dict, required: true, description: "Texts of the programs: gate, arguments, prestart."}
+  anew: {type: bool, default: false, description: "Start it anew and prove it, also where it serves as wanted."}
   model: {type: str, required: true, description: Model, a folder on the host or a name on the hub.}
   listen: {type: dict, required: true, description: "host and port."}
   user: {type: str, default: vllm, description: User of the service.}
@@ -96,7 +97,7 @@ class Serve:
         """Under the lock: compare, check, switch, ask, and keep or go back."""
         before = {"unit": self.service.unit.text(), "link": self.linked()}
         stale = read_text(self.prestart) != self.p["programs"]["prestart"].strip()
-        if self.is_serving():
+        if not self.p["anew"] and self.is_serving():
             verdict = self.ask_quickly()
             if verdict["ok"]:
                 if stale and not self.module.check_mode:
@@ -391,6 +392,7 @@ def main() -> None:
             "gate": {"type": "dict", "required": True},
             "load": {"type": "dict", "required": True},
             "programs": {"type": "dict", "required": True},
+            "anew": {"type": "bool", "default": False},
             "model": {"type": "str", "required": True},
             "listen": {"type": "dict", "required": True},
             "user": {"type": "str", "default": "vllm"},

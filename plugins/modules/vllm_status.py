@@ -17,6 +17,7 @@ short_description: Read a host's releases, patches and service
 description:
   - Reads the records that the roles keep and asks systemd; changes nothing. Under serving, drift lists where the
     service differs from what last passed its gate, as what, found and wanted; it is empty where it serves as proven.
+  - Its token says whether the server holds the token that lies on the host (none, missing, unused, current, older).
 options:
   root: {type: path, default: /opt/vllm, description: Folder of the releases and of the current link.}
   state: {type: path, default: /var/lib/vllm-fleet, description: Folder of the records.}
@@ -79,6 +80,7 @@ def _serving(root: Path, state: Path) -> dict[str, Any]:
         "active": unit.get("ActiveState") == "active",
         "unit": unit,
         "drift": service.drift(record),
+        "token": service.token(),
         "watchdog": {
             "on": Unit("vllm-watchdog.timer").is_on(),
             **{name: seen.get(name) for name in ("verdict", "detail", "failures")},

@@ -1,4 +1,4 @@
-"""The fetcher's unit is kept as wanted, and a rotated token arrives without a restart; systemd is a double."""
+"""The fetcher's unit is kept as wanted, a rotated token restarts nothing, an unwanted one goes; systemd is a double."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class Host:
             "program": "print()\n", "unit_text": "[Service]\n", "request": {"secret_id": "s"}, **more,
         }  # fmt: skip
         return ends(lambda: vllm_secret.Secret(Module(params, check_mode=check_mode)).run())
+
+    def remove(self, *, check_mode: bool = False) -> dict[str, Any]:
+        params = {"home": str(self.home), "folder": str(self.run_folder), "file": "hf_token"}
+        return ends(lambda: vllm_secret.Secret(Module(params, check_mode=check_mode)).remove())
 
 
 @pytest.fixture
@@ -109,3 +113,24 @@ def test_another_secret_is_another_request(host: Host) -> None:
     assert changed["changed"]
     assert '"other"' in changed["diff"][0]["after"]
     assert '"s"' in changed["diff"][0]["before"]
+
+
+def test_what_is_no_longer_wanted_goes_whole_and_once(host: Host) -> None:
+    host.run()
+    calls = len(host.systemd.calls())
+    assert host.remove(check_mode=True)["changed"]
+    assert (host.home / "fetch_secret.py").is_file()
+    assert host.systemd.calls()[calls:] == []
+    assert host.remove()["changed"]
+    assert [host.home.exists(), host.run_folder.exists(), (host.systemd.units / UNIT).exists()] == [False] * 3
+    told = host.systemd.calls()[calls:]
+    assert told[:2] == [f"disable {UNIT}", f"stop {UNIT}"]
+    assert not host.remove()["changed"]
+    assert host.systemd.calls()[calls:] == told
+
+
+def test_no_name_of_a_secret_is_bad_input(host: Host) -> None:
+    failed = host.run(request={"secret_id": ""})
+    assert failed["failed"]
+    assert failed["argument_errors"] == ["secrets_fetch_secret_id is empty, and a secret's name is wanted"]
+    assert host.systemd.calls() == []

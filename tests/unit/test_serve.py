@@ -74,7 +74,7 @@ class Host:
                 "arguments": ARGUMENTS,
                 "prestart": (FILES / "prestart.py").read_text(),
             },
-            "model": "hub/model", "listen": {"host": "10.0.0.1", "port": self.server.port}, "user": "nobody",
+            "anew": False, "model": "hub/model", "listen": {"host": "10.0.0.1", "port": self.server.port}, "user": "nobody",
             "home": str(self.home), "library": str(self.library), "root": str(self.root), "state": str(self.state),
             **more,
         }  # fmt: skip
@@ -278,6 +278,38 @@ def test_drift_is_told_by_status_and_restarts_the_service(host: Host, drift: Any
     assert f"start {UNIT}" in host.systemd.calls()[calls:]
     assert host.status()["drift"] == []
     assert not host.serve()["changed"]
+
+
+def test_one_that_serves_as_wanted_is_started_anew_on_request_alone(host: Host) -> None:
+    host.serve()
+    calls = len(host.systemd.calls())
+    assert host.serve(anew=True, check_mode=True)["restarted"]
+    assert host.systemd.calls()[calls:] == []
+    again = host.serve(anew=True)
+    assert (again["restarted"], again["answer"]) == (True, "The capital of France is Paris.")
+    assert host.systemd.calls()[calls:].count(f"start {UNIT}") == 1
+
+
+def test_the_token_that_the_server_holds_is_told_from_the_one_that_lies_there(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_state, "_CREDENTIALS", tmp_path / "credentials")
+    host.serve()
+    assert host.status()["token"] == "none"
+    there, held = tmp_path / "100%/hf_token", tmp_path / "credentials/hf_token"
+    for file in (there, held):
+        file.parent.mkdir()
+    # systemd's own spelling of a % in a path.
+    load = f"LoadCredential=hf_token:{tmp_path}/100%%/hf_token\n"
+    host.unit.write_text(host.unit.read_text() + load)
+    assert host.status()["token"] == "missing"
+    there.write_text("hf_first")
+    assert host.status()["token"] == "unused"
+    held.write_text("hf_first")
+    assert host.status()["token"] == "current"
+    there.write_text("hf_other")
+    assert host.status()["token"] == "older"
+    assert "hf_" not in json.dumps(host.status()).replace("hf_token", "")
 
 
 def test_a_start_from_another_file_than_is_there_is_told_and_started_anew(host: Host) -> None:
