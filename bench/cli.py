@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from bench import build_cache, build_fleet, build_units, patch, ssm_scale, ssm_transports
+from bench.leaks import hunt
 from fleet.options import Yes
 from fleet.progress import terminal
 from fleet.steps import Durations, Steps
@@ -55,3 +56,11 @@ def ssm_parts(yes: Yes = False) -> None:
     console = terminal()
     steps = Steps(console, Durations(), "bench")
     raise typer.Exit(max([part(console, steps) for part in _SSM_PARTS]))
+
+
+@app.command("leaks")
+def leak_hunt(yes: Yes = False) -> None:
+    """Plant secrets, put a host through its life, and search everything for them; exit code 1 for a missed goal."""
+    del yes
+    console = terminal()
+    raise typer.Exit(hunt.run(console, Steps(console, Durations(), "bench")))

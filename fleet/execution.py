@@ -46,8 +46,8 @@ class Finished:
 def execute(request: Request, on_event: Callable[[Event], None]) -> Finished:
     """Runs the request's playbook and hands each event on as it comes.
 
-    The private directory (inputs, artifacts, the whole parent environment as ansible-runner keeps it) is mode 0700
-    and is removed on every way out; one that a killed runner left is removed by the next run.
+    The private directory (inputs and artifacts) is mode 0700 and is removed on every way out; one that a killed runner
+    left is removed by the next run. Of the environment, where a user's keys may be, nothing lies there meanwhile.
     """
     runs = state_dir() / "runs"
     runs.mkdir(exist_ok=True, mode=0o700)
@@ -60,6 +60,7 @@ def execute(request: Request, on_event: Callable[[Event], None]) -> Finished:
                 **arguments(request, private),
                 event_handler=listener.heard,
                 cancel_callback=listener.should_stop,
+                status_handler=_forget_environment,
             )
         return listener.finish(done.rc)
     finally:
@@ -238,6 +239,12 @@ def _message(result: dict[str, Any], host: str, role: str) -> str:
             f"{role}: {wrong}\n  where: {host} variables of the role\n  mend:  see the table in roles/{role}/README.md"
         )
     return text if isinstance(text, str) else json.dumps(text)
+
+
+def _forget_environment(status: dict[str, Any], runner_config: Any) -> None:
+    """Ansible-runner has just written down the whole environment, which it needs no more: a killed run leaves none."""
+    if status["status"] == "running":
+        Path(runner_config.artifact_dir, "command").unlink(missing_ok=True)
 
 
 def _end_workers(private: Path) -> None:

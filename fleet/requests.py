@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -149,13 +149,14 @@ def parse_extra_vars(given: Sequence[str], known: Mapping[str, dict[str, Any]]) 
         name, sign, text = word.partition("=")
         if not sign or not name.isidentifier():
             raise FleetError(
-                f"{word!r} is no variable, and name=value is wanted",
+                f"{name[:40]!r} is no variable, and name=value is wanted",
                 where="-e",
                 mend="./runner.py converge -e swapfile_size_mib=1024",
             )
-        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(text):
+        secret = name if _SECRET_VALUE.search(text) else _named_as_secret(name, text)
+        if secret:
             raise FleetError(
-                f"{name} looks like a secret, and secrets never pass through this machine",
+                f"{secret} looks like a secret, and secrets never pass through this machine",
                 where=f"-e {name}",
                 mend="put it in Secrets Manager and name it: -e secrets_fetch_secret_id=NAME",
             )
@@ -164,10 +165,33 @@ def parse_extra_vars(given: Sequence[str], known: Mapping[str, dict[str, Any]]) 
             raise FleetError(
                 f"no role has a variable {name!r}" + (f" (nearest: {near[0]})" if near else ""),
                 where=f"-e {name}",
-                mend=f"-e {near[0]}={text}" if near else "grep '^| `' roles/*/README.md",
+                mend=f"-e {near[0]}=VALUE" if near else "grep '^| `' roles/*/README.md",
             )
         found[name] = _typed(name, text, known[name])
     return found
+
+
+def _named_as_secret(name: str, text: str) -> str:
+    """The first name that is a secret's: the variable's, or a key's or an option's (`--api-key=x`) within its value."""
+    if _SECRET_NAME.search(name):
+        return name
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return ""
+    return next((found for found in _names_in(value) if _SECRET_NAME.search(found.replace("-", "_"))), "")
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _names_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _names_in(inner)
+    elif isinstance(value, str) and value.startswith("--"):
+        yield value.partition("=")[0]
 
 
 def _typed(name: str, text: str, option: dict[str, Any]) -> Any:

@@ -105,6 +105,20 @@ def test_limit_tags_and_check_act(tmp_path: Path) -> None:
     assert "elsewhere" in done.said
 
 
+def test_no_file_of_a_run_holds_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Killed with -9 the run would leave them behind.
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY")
+    held: list[str] = []
+
+    def look(_: Event) -> None:
+        for path in (state_dir() / "runs").rglob("*"):
+            if path.is_file() and b"wJalrXUtnFEMI" in path.read_bytes():
+                held.append(str(path))
+
+    assert execute(request(tmp_path, "  - {name: two, ansible.builtin.ping: }\n"), look).code is ExitCode.OK
+    assert held == []
+
+
 def test_a_silent_run_is_ended(tmp_path: Path) -> None:
     tasks = "  - {name: hang, ansible.builtin.command: {argv: [sleep, '611']}}\n"
     hung = request(tmp_path, tasks, stall_s=4)

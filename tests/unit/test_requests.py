@@ -37,6 +37,8 @@ def test_values_are_read_as_yaml() -> None:
         ("no_sign", "name=value is wanted"),
         ("hf_token=x", "looks like a secret"),
         ("vllm_service_model=hf_0123456789abcdefABCDEF", "looks like a secret"),
+        ("vllm_service_environment={A: 1, HF_TOKEN: x}", "HF_TOKEN looks like a secret"),
+        ("vllm_service_arguments=[--a=1, --api-key=x]", "--api-key looks like a secret"),
         ("vllm_service_model=AKIAIOSFODNN7EXAMPLE", "looks like a secret"),
         ("swapfile_size_mib=lots", "swapfile_size_mib: .*lots.* int"),
         ("vllm_service_environment=[a]", "vllm_service_environment: .*dict"),

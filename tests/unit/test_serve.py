@@ -74,7 +74,8 @@ class Host:
                 "arguments": ARGUMENTS,
                 "prestart": (FILES / "prestart.py").read_text(),
             },
-            "anew": False, "model": "hub/model", "listen": {"host": "10.0.0.1", "port": self.server.port}, "user": "nobody",
+            "model": "hub/model", "anew": False,
+            "listen": {"host": "10.0.0.1", "port": self.server.port}, "user": "nobody",
             "home": str(self.home), "library": str(self.library), "root": str(self.root), "state": str(self.state),
             **more,
         }  # fmt: skip
