@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import boto3
+
 from fleet.paths import PROJECT
+from sandbox import world
+from sandbox.standins import aws
 
 
 def runner(*words: str) -> subprocess.CompletedProcess[str]:
@@ -17,6 +21,15 @@ def runner(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "fleet", *words], cwd=PROJECT, capture_output=True, text=True, check=False
     )
+
+
+def put_secret(text: str) -> None:
+    """Makes this the hosts' secret, in the local AWS that is up."""
+    found = world.read()
+    assert found is not None
+    session = boto3.Session("testing", "testing", region_name=aws.REGION)
+    client = session.client("secretsmanager", endpoint_url=found.aws_url)
+    client.put_secret_value(SecretId=aws.SECRET_ID, SecretString=text)
 
 
 @contextmanager

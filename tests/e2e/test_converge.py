@@ -25,7 +25,7 @@ from fleet.requests import ROLES
 from fleet.steps import Durations, Steps
 from sandbox import containers, world
 from tests import other_python
-from tests.machine import bare_sandbox, commands, runner
+from tests.machine import bare_sandbox, commands, put_secret, runner
 
 HOST = "vllm-fleet-host1"
 _TOUCHED = "ls -A /opt /var/lib /etc/systemd/system /etc/apt/sources.list.d; cut -d' ' -f1 /proc/swaps"
@@ -310,6 +310,25 @@ P"""
     assert "Paris" in ask("What is the capital of France?")
 
 
+def test_a_token_is_rotated_where_it_changed_and_a_malformed_one_changes_nothing() -> None:
+    invocation = "systemctl show -P InvocationID vllm.service"
+    held = (
+        "cmp /run/vllm-secrets/hf_token /run/credentials/vllm.service/hf_token && sha256sum </run/vllm-secrets/hf_token"
+    )
+    found: list[object] = []
+    before, digest = on_host(invocation), on_host(held)
+    for secret in ({"HF_TOKEN": f"hf_{os.urandom(17).hex()}"}, None, {"OTHER": "x"}):
+        if secret is not None:
+            put_secret(json.dumps(secret))
+        code, told_of, said = told("rotate")
+        found.append((code, told_of["restarted"], on_host(invocation) != before, on_host(held) != digest))
+        before, digest = on_host(invocation), on_host(held)
+    assert found == [(0, True, True, True), (0, False, False, False), (1, False, False, False)], said
+    assert "holds nothing under HF_TOKEN" in told_of["message"]
+    assert "Paris" in ask("What is the capital of France?")
+    put_secret(json.dumps({"HF_TOKEN": f"hf_{os.urandom(17).hex()}"}))
+
+
 def test_a_benchmark_without_a_card_is_refused() -> None:
     done = runner("benchmark", "kernels")
     assert done.returncode == 6, done.stdout[-2000:] + done.stderr[-2000:]
@@ -382,6 +401,17 @@ def test_status_says_what_runs() -> None:
     assert found["running"] == found["wanted"] == found["release"]
     assert found["patch"] == "applied"
     assert world.read() is not None
+
+
+def test_a_token_that_is_no_longer_wanted_goes_and_the_server_answers_without() -> None:
+    code, found, said = converge("-e", "secrets_fetch_secret_id=''", "-e", "vllm_service_token_file=''")
+    assert code == 0, said
+    assert found["serving"]["token"] == "none"
+    left = (
+        "ls -d /run/vllm-secrets /opt/vllm-fleet/secrets /etc/systemd/system/vllm-secrets.service 2>/dev/null || true"
+    )
+    assert on_host(left) == ""
+    assert "Paris" in ask("What is the capital of France?")
 
 
 def test_what_is_up_stays_up_and_more_hosts_join() -> None:

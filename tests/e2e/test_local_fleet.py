@@ -21,7 +21,7 @@ import pytest
 from fleet.errors import ExitCode
 from fleet.paths import PROJECT
 from sandbox import containers, world
-from tests.machine import bare_sandbox, runner
+from tests.machine import bare_sandbox, put_secret, runner
 
 _MARK = "grep -lz ^VLLM_FLEET_RUN= /proc/[0-9]*/environ 2>/dev/null || true"
 _RECORD = "/var/lib/vllm-fleet/service.json"
@@ -121,6 +121,16 @@ def test_a_lost_agent_is_told_apart_from_its_hosts_and_the_others_converge() -> 
     assert f"1 of 3 hosts left: {lost}" in said
     assert all(hosts[name]["changed"] == 0 for name in others)
     assert converge("--limit", lost, "--tags", "preflight")[0] == ExitCode.OK
+
+
+def test_a_malformed_secret_ends_a_rotation_at_its_first_host() -> None:
+    put_secret("HF_TOKEN=hf_abc")
+    done = runner("rotate", "-i", "local-aws", "--json")
+    put_secret(json.dumps({"HF_TOKEN": f"hf_{os.urandom(17).hex()}"}))
+    told = json.loads(done.stdout)
+    assert (done.returncode, len(told["hosts"]), len(told["left"])) == (ExitCode.HOST_FAILED, 1, 3), done.stderr[-3000:]
+    [first] = told["hosts"].values()
+    assert "is no JSON" in first["message"]
 
 
 def test_ctrl_c_cancels_on_the_host() -> None:
