@@ -68,7 +68,10 @@ class Secret:
         """Probe, decide, act, verify."""
         if not self.p["request"].get("secret_id"):
             self.module.fail_json(
-                msg="secrets_fetch: no secret is named",
+                msg=(
+                    "secrets_fetch: no secret is named, and one is wanted\n"
+                    "  where: secrets_fetch_secret_id\n  mend:  set it to the secret's name"
+                ),
                 argument_errors=["secrets_fetch_secret_id is empty, and a secret's name is wanted"],
             )
         request = {**self.p["request"], "folder": self.p["folder"], "file": self.p["file"]}
