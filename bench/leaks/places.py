@@ -172,11 +172,11 @@ def _look_at_hosts_files(hunter: Hunter, ground: Ground) -> tuple[list[Hit], int
     looked = 0
     for name in ground.containers:
         patterns = b"\n".join(hunter.texts)
-        listed = _inside(name, "find / -xdev /run /tmp /dev/shm -type f -size -1G 2>/dev/null | sort -u | wc -l")
+        listed = _inside(name, "find / /run /tmp /dev/shm -xdev -type f -size -1G 2>/dev/null | sort -u | wc -l")
         looked += int(listed)
         found = _inside(
             name,
-            "cat >/dev/shm/patterns; find / -xdev /run /tmp /dev/shm -type f ! -path /dev/shm/patterns -print0 "
+            "cat >/dev/shm/patterns; find / /run /tmp /dev/shm -xdev -type f ! -path /dev/shm/patterns -print0 "
             "2>/dev/null | sort -zu | xargs -0 -r grep -laF -f /dev/shm/patterns 2>/dev/null || true; "
             "rm /dev/shm/patterns",
             patterns,
