@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,22 @@ _OPEN_S = 60.0
 _CLOSE_S = 10.0
 _LOOK = "look at the host, or set ansible_aws_ssm_timeout higher"
 _REACH = "grant docs/policies/session.json, let the controller reach ssmmessages, or look at the host's agent"
+# The parent's own way to fetch or put a file: the URL is signed and, with temporary keys, holds their session token.
+_SIGNED = re.compile(r"\Acurl (?P<before>.*?)'(?P<url>https?://[^'\s]+)'(?P<after>.*)\Z", re.DOTALL)
 _MENDS = {
     "TargetNotConnected": "start the agent (amazon-ssm-agent) and give the instance a profile with a role for it",
     "ExpiredTokenException": "renew the credentials, then run this again",
     "AccessDeniedException": "grant docs/policies/session.json to the controller",
 }
+
+
+def without_signed_argument(cmd: str) -> str:
+    """A `curl` that gets its signed URL on standard input: arguments are there for every user of the host to read."""
+    found = _SIGNED.match(cmd)
+    if found is None:
+        return cmd
+    # printf is the shell's own, so no process has the URL for an argument.
+    return f"printf 'url = \"%s\"\\n' '{found['url']}' | curl --config - {found['before']}{found['after']}"
 
 
 class Connection(aws_ssm.Connection):  # type: ignore[misc]
@@ -68,6 +80,7 @@ class Connection(aws_ssm.Connection):  # type: ignore[misc]
     def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> Any:
         """The command's exit code, output and errors; the time that the session takes to open is its own."""
         self._connect()
+        cmd = without_signed_argument(cmd)
         what = "the command did not end, it was sent once and is not sent again"
         with self._limit(what, float(self.get_option("ssm_timeout")), _LOOK):
             return super().exec_command(cmd, in_data=in_data, sudoable=sudoable)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import yaml
+from ansible_collections.amazon.aws.plugins.plugin_utils.ssm.s3clientmanager import S3ClientManager
 
+from plugins.connection.ssm_session import without_signed_argument
 from tests.unit.local_aws import REGION, Local, local_aws
 from tests.unit.policies import compared
 
@@ -76,6 +80,33 @@ def test_modules_files_and_odd_characters_go_through(play: Play) -> None:
     assert (play.machine / "there").read_text() == text
     assert (play.folder / "back").read_text() == text
     assert (play.folder / "out").read_text() == text
+
+
+@pytest.mark.parametrize("method", ["get", "put"])
+def test_a_signed_address_is_no_argument_of_a_process(method: str, tmp_path: Path) -> None:
+    token = "IQoJb3JpZ2lu" + "t" * 60
+    client = boto3.client(
+        "s3", region_name=REGION, aws_access_key_id="ASIA", aws_secret_access_key="s", aws_session_token=token
+    )
+    command, _ = S3ClientManager(client).generate_host_commands(
+        "fleet-files", None, None, "i-1//tmp/a b", "/tmp/a b", "/tmp/a b", False, method
+    )
+    assert token in command
+    curl = tmp_path / "curl"
+    curl.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done >argv\ncat >config\n')
+    curl.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-euc", f"touch() {{ :; }}; {without_signed_argument(command)}"],
+        cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    given = (tmp_path / "argv").read_text().splitlines()
+    assert token not in str(given)
+    assert given[:2] == ["--config", "-"]
+    assert "/tmp/a b" in given
+    # As curl reads its own configuration.
+    (address,) = re.fullmatch(r'url = "(.*)"\n', (tmp_path / "config").read_text()).groups()  # type: ignore[union-attr]
+    assert f"'{address}'" in command
 
 
 def test_a_command_that_fails_is_a_failed_host_not_an_unreachable_one(play: Play) -> None:
