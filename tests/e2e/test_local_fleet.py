@@ -93,7 +93,7 @@ def test_three_bare_hosts_answer() -> None:
     assert "SendCommand" in operations and "StartSession" not in operations
 
 
-@pytest.mark.parametrize("words", [(), ("--check",), ("--transport", "session")])
+@pytest.mark.parametrize("words", [(), ("--transport", "session", "--check")])
 def test_a_second_converge_changes_nothing_by_either_transport(words: tuple[str, ...]) -> None:
     code, hosts, said = converge(*words)
     assert code == ExitCode.OK, said[-3000:]
