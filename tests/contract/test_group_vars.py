@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -144,3 +145,13 @@ def test_builders_converge_beside_the_others_and_their_absence_is_no_warning(
     converge = done.stdout.split("play #2")[0]
     assert [host for host in hosts if f"      {host}\n" in converge] == hosts
     assert "WARNING" not in done.stderr + done.stdout
+
+
+def test_the_local_aws_serves_what_the_sandbox_serves() -> None:
+    group = yaml.safe_load((PROJECT / "playbooks/group_vars/sandbox.yml").read_text())
+    serving = [release for release in group["vllm_source_build_releases"] if release.get("serve")]
+    spec = importlib.util.spec_from_file_location("local_aws_inventory", PROJECT / "inventory/local_aws.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert serving == [script.SERVING]

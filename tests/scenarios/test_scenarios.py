@@ -20,6 +20,7 @@ ROLES = (
     "vllm_service",
 )  # fmt: skip
 BEHAVIORS = ("interrupted", "drifted")
+_converged: set[str] = set()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,6 +64,7 @@ def test_what_depends_on_the_architecture() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_on_its_bare_host(role: str) -> None:
     check, converge, again, check_again = changes(molecule_test(role))
+    _converged.add(role)
     assert converge >= 1
     assert check >= 1
     assert (again, check_again) == (0, 0)
@@ -71,11 +73,11 @@ def test_a_role_on_its_bare_host(role: str) -> None:
 @pytest.mark.parametrize("behavior", BEHAVIORS)
 def test_a_behavior(behavior: str) -> None:
     plays = molecule_test(behavior)
-    before, (steps, altered), *noticed, check, converge, again, check_again = plays
-    # What the roles have done one by one leaves the whole nothing to do.
-    assert before[1] == 0
+    before, (steps, altered), *noticed, check, converge, again = plays
+    # What the roles have done one by one leaves the whole nothing to do. By itself a behavior begins on a bare host.
+    assert before[1] == 0 or not set(ROLES) <= _converged
     assert altered == steps, "a step of the side effect found nothing to alter"
     assert len(noticed) == (behavior == "drifted")
     assert check[1] >= 5
     assert converge[1] >= 5
-    assert (again[1], check_again[1]) == (0, 0)
+    assert again[1] == 0
