@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import boto3
+import httpx
 from rich.console import Console
 from rich.table import Table
 
@@ -88,12 +89,8 @@ def _hunted(found: world.World, ground: Ground, folder: Path, steps: Steps) -> t
 
 def _planted(found: world.World, ground: Ground, folder: Path) -> tuple[Story, list[Canary]]:
     """The story of the first host with everything planted, and what is hunted for."""
-    instance = next(
-        each["InstanceId"]
-        for reservation in boto3.client("ec2").describe_instances()["Reservations"]
-        for each in reservation["Instances"]
-        if each["PrivateIpAddress"] == found.hosts[0].address
-    )
+    machines = httpx.get(f"{found.aws_url}/stand-in/machines", trust_env=False).raise_for_status().json()
+    instance = next(each["instance_id"] for each in machines if each["address"] == found.hosts[0].address)
     letters = string.ascii_letters + string.digits
     tokens = tuple("hf_" + "".join(secrets.choice(letters) for _ in range(34)) for _ in range(2))
     boto3.client("secretsmanager").put_secret_value(
