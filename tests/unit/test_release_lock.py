@@ -1,4 +1,4 @@
-"""A release that is held to a lock takes nothing else from an index: real uv, and an index that somebody has changed."""
+"""A release that is held to a lock takes nothing else from an index: real uv, an index that somebody has changed."""
 
 from __future__ import annotations
 
