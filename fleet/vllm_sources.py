@@ -146,7 +146,8 @@ def _index_client(steps: Steps) -> Path:
     lock = _FILES / "tools-requirements.txt"
     name = f"index-client-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     try:
-        return site_packages(environment(name, "index client", ["--no-deps", "-r", str(lock)], _CLIENT_BYTES, steps))
+        words = ["--no-deps", "--require-hashes", "-r", str(lock)]
+        return site_packages(environment(name, "index client", words, _CLIENT_BYTES, steps))
     except NotThere as missing:
         raise out_of_reach(f"the package index does not have the index client: {missing}") from missing
 

@@ -21,7 +21,7 @@ from ansible.module_utils.version_choice import (
 )
 
 NEWEST = "newest"
-_HELD = ("tag", "commit", "sha256")
+_HELD = ("tag", "commit", "sha256", "lock")
 _WHERE = "vllm_source_build_releases"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils import apt_locks
+from ansible.module_utils import apt_locks, signed_index
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.cubin import capability_of
 
@@ -185,38 +186,52 @@ class Toolkit:
             )
 
     def install_keyring(self) -> None:
-        """The keyring package, once its key is seen to be the archive's."""
-        address = f"{self.url}/{self.p['keyring_package']}"
+        """The keyring package, once its key is seen to be the archive's and its bytes those that the archive signs."""
+        name = self.p["keyring_package"]
+        address = f"{self.url}/{name}"
         with tempfile.TemporaryDirectory() as folder:
             package = Path(folder) / "keyring.deb"
-            try:
-                with urllib.request.urlopen(address, timeout=60) as reply:
-                    package.write_bytes(reply.read())
-            except (OSError, urllib.error.URLError) as error:
-                self.fail(
-                    f"the archive cannot be read: {error}",
-                    address,
-                    "check the network and cuda_toolkit_sbsa_repository_url",
-                )
+            package.write_bytes(self.read(name))
             self.apt("dpkg-deb", "-x", str(package), f"{folder}/tree")
             ring = Path(folder) / "tree" / _KEYRING.relative_to("/")
-            show = ["gpg", "--homedir", folder, "--show-keys", "--with-colons", str(ring)]
-            listing = subprocess.run(show, capture_output=True, text=True, check=False).stdout
-            found = [line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr")]
-            if self.p["key_fingerprint"] not in found:
+            found = signed_index.fingerprints(ring, Path(folder))
+            wanted = self.p["key_fingerprint"]
+            if wanted not in found:
                 self.fail(
-                    f"the archive's key is {' '.join(found) or 'not there'}, and {self.p['key_fingerprint']} is wanted",
+                    f"the archive's key is {' '.join(found) or 'not there'}, and {wanted} is wanted",
                     address,
                     "compare with NVIDIA's published key, then set cuda_toolkit_sbsa_key_fingerprint",
                 )
+            mend = f"compare {self.url} with what another network sees of it, then converge again"
+            try:
+                listed = signed_index.sha256_of(name, self.read, ring, wanted, Path(folder))
+            except signed_index.Unsigned as error:
+                self.fail(f"the archive's index is not the one that its key signs: {error}", self.url, mend)
+            digest = hashlib.sha256(package.read_bytes()).hexdigest()
+            if digest != listed:
+                signed = f"{listed} is signed" if listed else "the archive's signed index has no such file"
+                self.fail(f"{name} has sha256 {digest}, and {signed}", address, mend)
             self.apt("dpkg", "--force-confnew", "--force-confmiss", "-i", str(package))
+
+    def read(self, name: str) -> bytes:
+        """A file of the archive, unverified."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/{name}", timeout=60) as reply:
+                return bytes(reply.read())
+        except (OSError, urllib.error.URLError) as error:
+            self.fail(
+                f"the archive cannot be read: {error}",
+                f"{self.url}/{name}",
+                "check the network and cuda_toolkit_sbsa_repository_url",
+            )
+            raise
 
     def install(self, *words: str) -> None:
         """Simulates the transaction first; a driver package in it is a reason to stop with nothing done."""
         done = subprocess.run(self.get("-s", *words), env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             self.fail(
-                f"apt cannot install it: {done.stderr.strip()[-300:]}",
+                f"apt cannot install it: {_said(done.stderr)}",
                 self.p["toolkit"],
                 f"apt-cache policy {self.p['toolkit']}",
             )
@@ -270,7 +285,7 @@ class Toolkit:
         if done.returncode:
             words = " ".join(argv[:2])
             self.fail(
-                f"{words} ended with {done.returncode}: {done.stderr.strip()[-300:]}",
+                f"{words} ended with {done.returncode}: {_said(done.stderr)}",
                 "apt",
                 f"run {' '.join(argv)} on the host",
             )
@@ -279,6 +294,12 @@ class Toolkit:
         """Ends in the house form."""
         host = os.uname().nodename
         self.module.fail_json(msg=f"cuda_toolkit_sbsa: {what}\n  where: {host} {where}\n  mend:  {mend}")
+
+
+def _said(text: str) -> str:
+    """What apt calls errors, else the last words: digests by the dozen stand between a mismatch and the end."""
+    errors = [line for line in text.splitlines() if line.startswith("E: ")]
+    return "; ".join(errors)[:600] or text.strip()[-300:]
 
 
 def _distribution() -> str:

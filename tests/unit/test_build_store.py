@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import release_lock
 from build_release import Build
 from moto.server import ThreadedMotoServer
 from publish_release import Publication
@@ -205,6 +206,24 @@ def test_what_the_store_has_is_judged_before_it_is_installed(
     assert ended["mend"]
     assert not build.release.exists()
     assert [path.name for path in build.wheelhouse.glob("*.whl")] == []
+
+
+def test_a_dependency_with_another_digest_than_the_locks_is_never_published(
+    s3: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_lock, "LOCKS", tmp_path)
+    lock = tmp_path / "a.txt"
+    # As the project's own locks have it.
+    pinned = (FILES / "tools-requirements.txt").read_text().split("idna==")[1].split("\njmespath")[0]
+    lock.write_text(f"idna=={pinned.split()[0]} --hash=sha256:{'0' * 64}\n")
+    site = Site(tmp_path / "one")
+    ended, record = run(site.build(build_id=ID, inputs=INPUTS, store=s3.settings(), lock="a.txt"))
+    assert (ended["state"], record) == ("failed", {})
+    assert "pip wheel" in ended["what"] or "pip --python" in ended["what"], ended
+    assert not any(key.endswith((".whl", "manifest.json")) for key in s3.listing())
+    lock.write_text(f"idna=={pinned}\n")
+    ended, record = run(site.build(build_id=ID, inputs=INPUTS, store=s3.settings(), lock="a.txt"))
+    assert (ended["state"], record["store"]["state"]) == ("done", "published"), ended
 
 
 @pytest.mark.parametrize("actions", [["s3:GetObject", "s3:ListBucket"], ["s3:PutObject"]])

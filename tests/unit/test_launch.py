@@ -6,14 +6,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import Ami
 from typer.testing import CliRunner
 
 from fleet import launching
-from fleet.deep_learning_images import newest_parameter
+from fleet.deep_learning_images import choose_image, newest_parameter
 from fleet.errors import ExitCode, FleetError
 from fleet.launch_cli import app
 from fleet.paths import PROJECT
@@ -49,6 +53,33 @@ def test_the_highest_pytorch_of_this_ubuntu_is_the_newest() -> None:
     parameters = [{"Name": LINE.format(torch, ubuntu), "Value": image} for torch, ubuntu, image in given]
     assert newest_parameter(parameters) == (LINE.format("2.11", "24.04"), "ami-11")
     assert newest_parameter([]) is None
+
+
+def test_an_image_of_somebody_elses_with_the_name_is_not_taken(local: Local) -> None:
+    ec2, name = (
+        local.client("ec2"),
+        "Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch 2.99 (Ubuntu 24.04) 20991231",
+    )
+    images = ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
+    # As on AWS: whoever publishes an image may give it any name, and the newest of a name would be his.
+    images.amis["ami-stranger"] = Ami(
+        images, "ami-stranger", name=name, owner_id="111122223333", public=True, architecture="arm64",
+        root_device_type="ebs", virtualization_type="hvm",
+        region_name=f"{REGION}a", creation_date=datetime(2099, 12, 31),
+    )  # fmt: skip
+    listed = ec2.describe_images(Filters=[{"Name": "name", "Values": [name]}])["Images"]
+    assert [(one["OwnerId"], one["Architecture"]) for one in listed] == [("111122223333", "arm64")]
+
+    class NoParameters:
+        def get_paginator(self, _: str) -> NoParameters:
+            return self
+
+        def paginate(self, **_: Any) -> list[dict[str, Any]]:
+            return [{"Parameters": []}]
+
+    found = choose_image(ec2, NoParameters(), "", "arm64", REGION)
+    assert (found.way, found.name != name) == ("search", True)
+    assert "PyTorch 2." in found.name
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a_b", "a" * 64, "a*"])

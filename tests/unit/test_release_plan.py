@@ -46,6 +46,7 @@ def plan(
         {"wanted": {**WANTED, "version": "0.32.0"}},
         {"wanted": {**WANTED, "method": "wheel"}},
         {"wanted": {**WANTED, "sha256": "00"}},
+        {"wanted": {**WANTED, "lock": "vllm-0.33.0.txt"}},
         {"wanted": {**GIT, "commit": "c" * 40}},
         {"wanted": {**WANTED, "environment": {"CMAKE_ARGS": "-DX=1"}}},
         {"wanted": {**WANTED, "rust_frontend": False}},

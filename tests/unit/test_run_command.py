@@ -23,7 +23,7 @@ from fleet.errors import ExitCode, FleetError
 from fleet.events import Event, HostResult, HostStarted, TaskStarted
 from fleet.paths import PROJECT
 from fleet.requests import Request
-from fleet.run_command import commands, store
+from fleet.run_command import commands, document, store
 from fleet.run_command.following import Following
 from fleet.run_command.transport import execute
 from tests.unit.fleet_on_ec2 import BUCKET, SOON, Fleet, fleet
@@ -243,17 +243,44 @@ def test_a_second_delivery_waits_for_the_first_and_answers_with_it(tmp_path: Pat
         assert (one.returncode, other.returncode) == (0, 1)
 
 
-def test_another_bundle_than_the_command_names_is_not_run(one: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    ensure = store.Store.ensure
+@pytest.mark.parametrize("kind", ["bundles/", "wheels/", "jobs/"])
+def test_another_object_than_the_command_names_is_not_run(
+    one: Fleet, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def tampered(real: Callable[[store.Store, Any], None]) -> Callable[[store.Store, Any], None]:
+        def put(self: store.Store, packed: Any) -> None:
+            real(self, packed)
+            if packed.key.startswith(kind):
+                content = bytearray(packed.content)
+                content[len(content) // 2] ^= 1
+                one.aws.client("s3").put_object(Bucket=BUCKET, Key=store.PREFIX + packed.key, Body=bytes(content))
 
-    def tampered(self: store.Store, packed: Any) -> None:
-        ensure(self, packed)
-        if packed.key.startswith("bundles/"):
-            one.aws.client("s3").put_object(Bucket=BUCKET, Key=store.PREFIX + packed.key, Body=b"another")
+        return put
 
-    monkeypatch.setattr(store.Store, "ensure", tampered)
-    assert "is not run" in told(one, code=ExitCode.HOST_FAILED)
+    for name in ("ensure", "put"):
+        monkeypatch.setattr(store.Store, name, tampered(getattr(store.Store, name)))
+    message = told(one, code=ExitCode.HOST_FAILED)
+    assert f"bootstrap: {kind}" in message
+    assert "is not run" in message
     assert ran(one) == 0
+    # Of what was refused nothing is kept: a project or an environment of that digest would be taken for checked.
+    kept = [path.name for path in (one.folder / "host0" / "state").rglob("*") if path.is_dir()]
+    assert not any(name.startswith("project-") for name in kept) or kind == "jobs/"
+    assert not any(name.startswith("ansible-") for name in kept) or kind != "wheels/"
+
+
+def test_another_document_than_this_projects_is_not_sent(one: Fleet) -> None:
+    ssm = one.aws.client("ssm")
+    other = document.content().replace("exec python3 -", "touch /taken; exec python3 -")
+    assert other != document.content()
+    made = ssm.update_document(Content=other, Name=document.NAME, DocumentVersion="$LATEST", DocumentFormat="JSON")
+    ssm.update_document_default_version(
+        Name=document.NAME, DocumentVersion=made["DocumentDescription"]["DocumentVersion"]
+    )
+    with pytest.raises(FleetError, match="is of another version of this project") as refused:
+        execute(one.request(RAN), lambda _: None, SOON)
+    assert refused.value.mend == "./runner.py ssm install --region us-east-1"
+    assert (one.aws.cloud.asked("SendCommand"), ran(one)) == (0, 0)
 
 
 def test_a_result_that_somebody_else_wrote_is_refused(one: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

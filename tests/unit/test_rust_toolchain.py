@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import http.server
 import os
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +155,45 @@ def test_an_unknown_machine_or_server_is_told(tmp_path: Path) -> None:
     assert "cannot be read" in found["msg"]
     assert "\n  where: " in found["msg"]
     assert "\n  mend:  " in found["msg"]
+
+
+# Stands where rustup-init does: puts the toolchain in place that it is asked for.
+INIT = b"""#!/bin/sh
+mkdir -p "$CARGO_HOME/bin" "$RUSTUP_HOME"
+for name in rustc cargo; do
+  printf '#!/bin/sh\\necho %s 1.95.0\\n' "$name" >"$CARGO_HOME/bin/$name"
+  chmod 755 "$CARGO_HOME/bin/$name"
+done
+"""
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_changed_rustup_init_is_refused_before_it_runs(tmp_path: Path, flipped: bool) -> None:
+    served = bytearray(INIT)
+    served[-2] ^= flipped
+    machine = os.uname().machine
+    file = tmp_path / "server" / "rustup/archive/1.28.2" / f"{machine}-unknown-linux-gnu" / "rustup-init"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(served)
+    home = tmp_path / "rust"
+    with serving(tmp_path / "server") as url:
+        digests = {machine: hashlib.sha256(INIT).hexdigest()}
+        more = {"server": url, "rustup_version": "1.28.2", "sha256": digests}
+        found = run(home=str(home), releases=[release("a")], **more)
+    if not flipped:
+        assert found["versions"] == {"1.95": {"rustc": "rustc 1.95.0", "cargo": "cargo 1.95.0"}}
+        return
+    found_digest = hashlib.sha256(served).hexdigest()
+    assert found["msg"].startswith(f"rust: rustup-init has sha256 {found_digest}, and {digests[machine]} is wanted\n")
+    assert "\n  where: " in found["msg"] and "\n  mend:  " in found["msg"]
+    assert list(home.iterdir()) == []
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """A folder over HTTP; its address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()

@@ -217,6 +217,7 @@ def test_of_a_silent_index_the_choice_of_an_earlier_run_holds() -> None:
     [
         ({"commit": "c" * 40, "repository": "https://git.example/vllm.git"}, "commit holds the release to one source"),
         ({"sha256": "00"}, "sha256 holds the release to one source"),
+        ({"lock": "vllm-0.33.0.txt"}, "lock holds the release to one source"),
         ({"version": "0.33.9"}, "the package index has no sdist of vllm 0.33.9; it has 0.33.0"),
         ({"version": "0.30.5"}, "the package index has no sdist of vllm 0.30.5; it has 0.30.0, 0.31.0, 0.33.0"),
         ({"version": "0.34.0", "repository": "https://git.example/v"}, "/v has no tag of vllm 0.34.0; it has 0.33.0"),

@@ -232,7 +232,8 @@ class Build(StoreStages):
         if self.manifest is not None:
             self.install_wheelhouse()
         elif self.from_source:
-            self.pip_install(str(next((self.home / "dist").glob("*.whl"))))
+            wheel = next((self.home / "dist").glob("*.whl"))
+            self.pip_install(f"{self.spec['distribution']} @ {wheel.as_uri()}")
         else:
             self.pip_install(f"{self.spec['distribution']}=={self.spec['version']}")
         self.torch.judge("install", self.site_packages)
@@ -304,6 +305,7 @@ class Build(StoreStages):
             "source": {key: value for key, value in self.spec["source"].items() if key in ("kind", "digest", "tag")},
             "rust_toolchain": self.spec["source"].get("rust_toolchain", ""),
             "wheel": self.wheel_name(),
+            "lock": self.spec.get("lock") or "none: what the index gave was held to the index's own digests",
             "warnings": self.warnings,
             "seconds": {**self.stage_seconds, "total": round(time.time() - self.began, 1)},
         }
@@ -343,12 +345,12 @@ class Build(StoreStages):
         return next(self.release.glob("lib/python3.*/site-packages"))
 
     def pip_install(self, *requirements: str) -> None:
-        """Installs into the release; the AMI's packages are overridden away from the resolution."""
+        """Installs into the release, the lock's files alone where it has one; the AMI's packages are left out."""
         indexes = host_pip_config.for_uv(host_pip_config.read(str(self.tools / "bin/python")))
-        self.uv(
-            "pip", "install", "-q", "--python", str(self.python), "--override", str(self.overrides()),
-            *indexes, *requirements,
-        )  # fmt: skip
+        words = ["--override", str(self.overrides()), *requirements]
+        if self.spec.get("lock"):
+            words = ["--no-deps", "--require-hashes", "-r", str(self.locked(*requirements))]
+        self.uv("pip", "install", "-q", "--python", str(self.python), *indexes, *words)
 
 
 if __name__ == "__main__":

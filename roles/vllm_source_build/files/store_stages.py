@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import host_pip_config
+import release_lock
 from job import Job, JobError, write_whole
 from torch_guard import AMI_OWNED
 
@@ -151,13 +152,7 @@ class StoreStages(Job):
         shutil.rmtree(self.wheelhouse, ignore_errors=True)
         self.wheelhouse.mkdir()
         wheel = next((self.home / "dist").glob("*.whl"))
-        wanted, locked = self.home / "tmp" / "wanted.txt", self.home / "tmp" / "locked.txt"
-        wanted.write_text(f"{self.spec['distribution']} @ {wheel.as_uri()}\n")
-        indexes = host_pip_config.for_uv(host_pip_config.read(str(self.tools / "bin/python")))
-        self.uv(
-            "pip", "compile", "-q", "--python", str(self.python), "--override", str(self.overrides()), *indexes,
-            "--generate-hashes", "--no-header", "--no-annotate", str(wanted), "-o", str(locked),
-        )  # fmt: skip
+        locked = self.locked(f"{self.spec['distribution']} @ {wheel.as_uri()}")
         own = f"{self.spec['distribution']} @ "
         entries = locked.read_text().replace("\\\n", " ").splitlines()
         needed = [line for line in entries if not line.startswith(own)]
@@ -184,6 +179,21 @@ class StoreStages(Job):
             "wheels": [{key: getattr(found, key) for key in found.__slots__} for found in wheels],
         }
         write_whole(self.wheelhouse / "manifest.json", self.manifest)
+
+    def locked(self, *requirements: str) -> Path:
+        """All that the requirements come to, with digests: of the release's lock where it has one, else the index's."""
+        wanted, locked = self.home / "tmp" / "wanted.txt", self.home / "tmp" / "locked.txt"
+        wanted.write_text("".join(f"{requirement}\n" for requirement in requirements))
+        indexes = host_pip_config.for_uv(host_pip_config.read(str(self.tools / "bin/python")))
+        lock = release_lock.path_of(self.spec["lock"]) if self.spec.get("lock") else None
+        self.uv(
+            "pip", "compile", "-q", "--python", str(self.python), "--override", str(self.overrides()), *indexes,
+            *(["--constraint", str(lock)] if lock else []), "--generate-hashes", "--no-header", "--no-annotate",
+            str(wanted), "-o", str(locked),
+        )  # fmt: skip
+        if lock:
+            locked.write_text(release_lock.held(locked.read_text(), lock))
+        return locked
 
     def tool_versions(self) -> dict[str, str]:
         """What compiled, in its own words; empty where a tool is not there."""
