@@ -25,6 +25,7 @@ from fleet.requests import Request
 from fleet.run_command import document
 from sandbox.standins import aws
 from sandbox.standins.agents import ManagedInstance
+from tests.unit.doubles import with_sshd
 from tests.unit.local_aws import REGION, Local, local_aws
 from tests.unit.policies import compared
 
@@ -233,11 +234,15 @@ def test_a_managed_policy_is_read_in_its_current_version(account: Account) -> No
 
 def test_hosts_are_looked_at_too_and_one_that_is_not_reached_is_told(account: Account) -> None:
     first, second = account.instance(), account.instance()
+    first.variables["PATH"] = with_sshd(account.folder / "bin")
     account.local.cloud.calls.clear()
     code, told, said = account.whole()
     ids = {one.machine.instance_id for one in (first, second)}
     looked = {check["subject"] for check in told["checks"] if check["name"] == "reboot"}
     assert (looked, told["failed"]) == (ids, {}), said
+    # Systems Manager is the way in there.
+    findings = {(check["subject"], check["found"][:23]) for check in told["checks"] if not check["ok"]}
+    assert (first.machine.instance_id, "tcp 0.0.0.0:22 sshd: wh") in findings
     assert {check["subject"] for check in told["checks"] if check["name"] == "inbound"} == ids
     assert code == (ExitCode.OK if all(check["ok"] for check in told["checks"]) else ExitCode.DRIFT)
     calls = [call for call in account.local.cloud.calls if call.principal == "testing"]

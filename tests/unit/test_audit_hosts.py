@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from ansible.module_utils.audit_network import PRIVATE, network
 
 from fleet.paths import PROJECT
 from plugins.modules import vllm_audit
-from tests.unit.doubles import Module, Systemd, ends
+from tests.unit.doubles import Module, Systemd, ends, with_sshd
 
 DAY = 86400
 # 2026-12-01 01:33:13 UTC, by `date -u -d ... +%s`.
@@ -235,13 +236,13 @@ def test_the_module_looks_at_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_fleet_of_its_own_is_audited_by_the_command(tmp_path: Path) -> None:
-    inventory = tmp_path / "hosts.yml"
+    inventory, path = tmp_path / "hosts.yml", with_sshd(tmp_path / "bin")
 
     def audit(*hosts: str) -> tuple[int, dict[str, Any], str]:
         inventory.write_text(f"vllm: {{hosts: {{{', '.join(hosts)}}}}}\n")
         done = subprocess.run(
             [sys.executable, "-m", "fleet", "audit", "--json", "-i", str(inventory)], cwd=PROJECT,
-            capture_output=True, text=True, check=False,
+            env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         return done.returncode, json.loads(done.stdout), done.stderr
 
@@ -249,6 +250,8 @@ def test_a_fleet_of_its_own_is_audited_by_the_command(tmp_path: Path) -> None:
     code, told, said = audit(here)
     assert {check["subject"] for check in told["checks"]} == {"here"} and told["failed"] == {}, said
     assert {"reboot", "server", "listening", "package lists"} <= {check["name"] for check in told["checks"]}
+    [listening] = [check for check in told["checks"] if check["name"] == "listening"]
+    assert (listening["found"], listening["ok"]) == ("tcp 0.0.0.0:22 sshd", True)
     assert code == (0 if all(check["ok"] for check in told["checks"]) else 4)
     # Two that are not looked at: their reasons are told, and theirs is the exit code.
     gone = "gone: {ansible_host: 127.0.0.1, ansible_port: 1, ansible_ssh_common_args: '-o ConnectTimeout=2'}"
