@@ -26,7 +26,8 @@ class Collector:
 
     `patches` are the records of the releases whose patch did not fail, `restarted` the hosts whose server was started
     anew (in check mode: would be), `launch_shapes` what a search on the host's own GPU found, `builds` those a host has
-    begun. What a run has planned stands before what an earlier one wrote down: a check writes nothing.
+    begun, `host_checks` what an audit saw there. What a run has planned stands before what an earlier one wrote down: a
+    check writes nothing.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class Collector:
         self.restarted: set[str] = set()
         self.launch_shapes: dict[str, dict[str, Any]] = {}
         self.builds: dict[str, list[dict[str, Any]]] = {}
+        self.host_checks: dict[str, list[dict[str, str]]] = {}
         self._decisions: dict[str, list[dict[str, str]]] = {}
 
     def __call__(self, event: Event) -> None:
@@ -53,6 +55,8 @@ class Collector:
             self.restarted.add(event.host)
         if "launch_shapes" in event.result:
             self.launch_shapes[event.host] = event.result["launch_shapes"]
+        if "host_checks" in event.result:
+            self.host_checks[event.host] = event.result["host_checks"]
         if event.task == "Builds of the host" and "builds" in event.result:
             self.builds[event.host] = event.result["builds"]
         role = self.roles.get(event.role)

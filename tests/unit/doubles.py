@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -210,6 +211,16 @@ class Systemd:
         units = json.loads(path.read_text()) if path.exists() else {}
         units[unit] = {**units.get(unit, {}), **properties}
         path.write_text(json.dumps(units))
+
+
+def with_sshd(folder: Path) -> str:
+    """A PATH whose `ss` knows of an SSH server alone."""
+    folder.mkdir()
+    (folder / "ss").write_text(
+        "#!/bin/sh\necho 'tcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:((\"sshd\",pid=700,fd=3))'\n"
+    )
+    (folder / "ss").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
 
 
 class Ended(Exception):
