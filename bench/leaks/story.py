@@ -151,7 +151,7 @@ class Story:
     def _module_crashes(self) -> None:
         """A folder where a module writes a file."""
         self._host(f"mv {_SECRETS_HOME}/request.json /root/; mkdir {_SECRETS_HOME}/request.json")
-        self._run(1, "converge", "-i", str(sandbox_inventory()), "--limit", self.container, "-vvv", "--diff")
+        self._run(1, "converge", *_EC2, "--limit", self.instance, "-vvv", "--diff")
         self._host(f"rmdir {_SECRETS_HOME}/request.json; mv /root/request.json {_SECRETS_HOME}/")
 
     def _loop_fails(self) -> None:
