@@ -43,6 +43,7 @@ def run(console: Console, steps: Steps) -> int:
             found = local_fleet.up(steps)
             ground.containers = (found.hosts[0].name,)
             hits, looked = _hunted(found, ground, Path(folder), steps)
+            _tell(console, hits)
             bites = _bites(ground, steps)
         finally:
             world.down(steps)
@@ -51,7 +52,7 @@ def run(console: Console, steps: Steps) -> int:
     raw.parent.mkdir(parents=True, exist_ok=True)
     kept = [{"canary": hit.canary, "form": hit.form, "where": hit.where} for hit in hits]
     raw.write_text(json.dumps({"hits": kept, "looked": looked, "bites": bites}, indent=1))
-    _show(console, places, hits, looked, bites)
+    _show(console, places, looked, bites)
     share = sum(bites.values()) / len(bites)
     figures = [
         Figure("leak_hits", len(hits), "hits", "=0", not hits),
@@ -140,9 +141,7 @@ def _bites(ground: Ground, steps: Steps) -> dict[str, bool]:
     return found
 
 
-def _show(
-    console: Console, places: list[Place], hits: list[Hit], looked: dict[str, int], bites: dict[str, bool]
-) -> None:
+def _show(console: Console, places: list[Place], looked: dict[str, int], bites: dict[str, bool]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("place", "looked at", "finds what is planted"):
         table.add_column(name, overflow="fold")
@@ -150,5 +149,8 @@ def _show(
         table.add_row(place.name, f"{looked[place.name]:,}", "yes" if bites[place.name] else "NO")
     console.print(table)
     console.print(f"processes sampled all through: {looked['processes, sampled all through']:,}")
+
+
+def _tell(console: Console, hits: list[Hit]) -> None:
     for (canary, where), count in Counter((hit.canary, hit.where) for hit in hits).items():
         console.print(f"LEAK {canary} in {where} ({count} forms)", markup=False, soft_wrap=True)

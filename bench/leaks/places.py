@@ -172,7 +172,7 @@ def _look_at_hosts_files(hunter: Hunter, ground: Ground) -> tuple[list[Hit], int
     looked = 0
     for name in ground.containers:
         patterns = b"\n".join(hunter.texts)
-        listed = _inside(name, "find / /run /tmp /dev/shm -xdev -type f -size -1G 2>/dev/null | sort -u | wc -l")
+        listed = _inside(name, "find / /run /tmp /dev/shm -xdev -type f -size -1024M 2>/dev/null | sort -u | wc -l")
         looked += int(listed)
         found = _inside(
             name,
@@ -181,13 +181,12 @@ def _look_at_hosts_files(hunter: Hunter, ground: Ground) -> tuple[list[Hit], int
             "rm /dev/shm/patterns",
             patterns,
         ).decode(errors="replace")
-        for path in found.splitlines():
-            if path not in HOME_OF_TOKEN:
-                told = hunter.hits(_inside(name, 'cat "$1"', path=path), f"{name}:{path}")
-                hits += told or [Hit("one of them", "some form", f"{name}:{path}")]
-        packed = f"find / -xdev -type f -name '*.gz' -newermt @{ground.since:.0f} 2>/dev/null"
-        for path in _inside(name, packed).decode(errors="replace").splitlines():
-            hits += hunter.hits(_inside(name, 'cat "$1"', path=path), f"{name}:{path}")
+        strange = [path for path in found.splitlines() if path not in HOME_OF_TOKEN]
+        if strange:
+            hits += hunter.hits(_inside(name, "tar -cf - -T -", "\n".join(strange).encode()), name)
+        hits += [Hit("one of them", "some form", f"{name}:{path}") for path in strange if path not in str(hits)]
+        packed = f"find / -xdev -type f -name '*.gz' -newermt @{ground.since:.0f} -print0 | tar -cf - --null -T -"
+        hits += hunter.hits(_inside(name, packed), name)
     return list(dict.fromkeys(hits)), looked
 
 
@@ -322,7 +321,7 @@ def _tag_instance(text: str, _ground: Ground) -> Iterator[None]:
     ec2.delete_tags(Resources=[where], Tags=[{"Key": "planted"}])
 
 
-def _inside(container: str, script: str, stdin: bytes = b"", *, path: str = "") -> bytes:
-    """What a shell script in a container prints; `path` is its first argument."""
-    argv = [str(podman_path()), "exec", "-i", container, "sh", "-euc", script, "sh", path]
+def _inside(container: str, script: str, stdin: bytes = b"") -> bytes:
+    """What a shell script in a container prints."""
+    argv = [str(podman_path()), "exec", "-i", container, "sh", "-euc", script]
     return subprocess.run(argv, input=stdin, capture_output=True, check=True, timeout=600).stdout
