@@ -92,7 +92,7 @@ def test_an_error_is_json_too_where_json_is_asked_for() -> None:
     )  # fmt: skip
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
-    assert (error["code"], error["where"], error["mend"]) == (2, "-e swapfile_size", "-e swapfile_size_mib=64")
+    assert (error["code"], error["where"], error["mend"]) == (2, "-e swapfile_size", "-e swapfile_size_mib=VALUE")
     assert done.stderr.startswith("runner: no role has a variable 'swapfile_size'")
 
 
