@@ -23,8 +23,8 @@ DAY = 86400
 # 2026-12-01 01:33:13 UTC, by `date -u -d ... +%s`.
 DATED, NOW = "Date: Tue, 01 Dec 2026 01:33:13 UTC\n", 1796088793 + 2 * DAY
 DEBIAN = {
-    "deb.debian.org_debian_dists_bookworm_InRelease": "Date: Sat, 11 Jul 2026 10:16:00 UTC\n",
-    "deb.debian.org_debian-security_dists_bookworm-security_InRelease": f"Suite: oldstable-security\n{DATED}",
+    "archive.example_debian_dists_bookworm_InRelease": "Date: Sat, 11 Jul 2026 10:16:00 UTC\n",
+    "archive.example_debian-security_dists_bookworm-security_InRelease": f"Suite: oldstable-security\n{DATED}",
 }
 # As apt-get -s prints them on Debian 12 and on Ubuntu 22.04.
 INSTS = """\
@@ -56,7 +56,7 @@ URL = "http://127.0.0.1:8000"
     ("releases", "now", "found", "mends"),
     [
         ({}, NOW, "never fetched", True),
-        ({"deb.debian.org_debian_dists_bookworm_InRelease": DATED}, NOW, "none of a security archive", True),
+        ({"archive.example_debian_dists_bookworm_InRelease": DATED}, NOW, "none of a security archive", True),
         (DEBIAN, NOW, "2 days old", False),
         # Ubuntu pads the hour with a space.
         (
