@@ -184,7 +184,8 @@ def _look_at_hosts_files(hunter: Hunter, ground: Ground) -> tuple[list[Hit], int
         strange = [path for path in found.splitlines() if path not in HOME_OF_TOKEN]
         if strange:
             hits += hunter.hits(_inside(name, "tar -cf - -T -", "\n".join(strange).encode()), name)
-        hits += [Hit("one of them", "some form", f"{name}:{path}") for path in strange if path not in str(hits)]
+        # tar leaves out the first slash.
+        hits += [Hit("one of them", "some form", f"{name}:{path}") for path in strange if path[1:] not in str(hits)]
         packed = f"find / -xdev -type f -name '*.gz' -newermt @{ground.since:.0f} -print0 | tar -cf - --null -T -"
         hits += hunter.hits(_inside(name, packed), name)
     return list(dict.fromkeys(hits)), looked

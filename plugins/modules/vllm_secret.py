@@ -13,6 +13,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.patch_files import write_whole
+from ansible.module_utils.service_state import UNIT as SERVER
 from ansible.module_utils.service_state import read_text
 from ansible.module_utils.systemd_unit import Unit, daemon_reload
 
@@ -51,9 +52,10 @@ class Secret:
         self.unit = Unit("vllm-secrets.service")
 
     def remove(self) -> None:
-        """Unit, fetcher and token go; where none of them is there, nothing is done."""
-        found = [path for path in (self.unit.path, self.home, Path(self.p["folder"])) if path.exists()]
+        """Unit, fetcher and token go; where neither unit nor fetcher is there, the folder is somebody else's."""
+        found = self.unit.path.exists() or self.home.exists()
         if found and not self.module.check_mode:
+            self.refuse_while_taken()
             # The token's folder goes with the unit.
             self.unit.call("disable")
             self.unit.call("stop")
@@ -62,7 +64,20 @@ class Secret:
             self.unit.call("reset-failed")
             for folder in (self.home, Path(self.p["folder"])):
                 shutil.rmtree(folder, ignore_errors=True)
-        self.module.exit_json(changed=bool(found), version="")
+        self.module.exit_json(changed=found, version="")
+
+    def refuse_while_taken(self) -> None:
+        """A server whose unit takes the token would not start again without it."""
+        token = str(Path(self.p["folder"]) / self.p["file"])
+        if f"LoadCredential=hf_token:{token}\n" in Unit(SERVER).text():
+            self.module.fail_json(
+                msg=(
+                    f"secrets_fetch: {SERVER} still takes {token}, and a token is removed once nothing does\n"
+                    f"  where: {Unit(SERVER).path}\n"
+                    "  mend:  set vllm_service_token_file to '', then ./runner.py converge (all roles)"
+                ),
+                refused=True,
+            )
 
     def run(self) -> None:
         """Probe, decide, act, verify."""

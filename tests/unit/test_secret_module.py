@@ -129,6 +129,28 @@ def test_what_is_no_longer_wanted_goes_whole_and_once(host: Host) -> None:
     assert host.systemd.calls()[calls:] == told
 
 
+def test_a_token_that_the_server_takes_is_not_removed(host: Host) -> None:
+    host.run()
+    server = host.systemd.units / "vllm.service"
+    server.write_text(f"[Service]\nLoadCredential=hf_token:{host.run_folder}/hf_token\n")
+    refused = host.remove()
+    assert (refused["failed"], refused["refused"]) == (True, True)
+    assert "vllm.service still takes" in refused["msg"]
+    assert (host.run_folder / "hf_token").is_file() and (host.systemd.units / UNIT).is_file()
+    # In a check the service is not switched yet, and in the run it will be.
+    assert host.remove(check_mode=True)["changed"]
+    server.write_text("[Service]\n")
+    assert host.remove()["changed"]
+
+
+def test_a_folder_that_somebody_else_fills_is_left(host: Host) -> None:
+    host.home.joinpath("requirements.stamp").unlink()
+    host.home.rmdir()
+    (host.run_folder / "hf_token").write_text("theirs")
+    assert not host.remove()["changed"]
+    assert (host.run_folder / "hf_token").read_text() == "theirs"
+
+
 def test_no_name_of_a_secret_is_bad_input(host: Host) -> None:
     failed = host.run(request={"secret_id": ""})
     assert failed["failed"]
